@@ -1,0 +1,106 @@
+"""What the translator hands over: source text, how to launch it, and the compiled form."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ArgKind(StrEnum):
+    """How one kernel argument is packed."""
+
+    POINTER = "pointer"  # 8 bytes, a tensor's data pointer
+    STRIDE = "stride"  # int64, elements
+    INT = "int"  # int32: a length, a head count
+    FLOAT = "float"  # float32: scale and other run-time scalars
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """One kernel argument.
+
+    `name` says what to pass: a tensor's name for POINTER (`Q`); `Q.b`, `Q.s`, `Q.h` for the
+    element strides of its batch, row and head axes; `M` or `N` (query and key length), `heads`
+    (query heads), `group` (query heads per KV head) or any other scalar of the program for INT
+    and FLOAT (`scale`).
+    """
+
+    kind: ArgKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """One factor of the 1-D grid: ceil(length / tile), where `length` is an argument's name.
+
+    `heads` and `batch` are lengths too, with tile 1.
+    """
+
+    length: str
+    tile: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one `__global__` function. The grid is 1-D: the product of its axes."""
+
+    entry: str
+    threads: int
+    smem_bytes: int
+    grid: tuple[GridAxis, ...]
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A float32 tensor that one kernel of a program hands to the next.
+
+    `shape` names each axis: `batch`, `heads`, `M`, a whole number, or a parameter of the program.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """Emitted CUDA C++ and everything needed to build and launch it."""
+
+    text: str
+    arch: str  #: the generation the text was written for: "sm_75", "sm_80", "sm_89", "sm_90a"
+    launches: tuple[Launch, ...]
+    #: global tensors in order: (name, "in" or "out")
+    tensors: tuple[tuple[str, str], ...]
+    workspaces: tuple[Workspace, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text, hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the compiler reported for one `__global__` function."""
+
+    entry: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    static_smem_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """A built kernel: machine code for `arch`, with its log and resources."""
+
+    image: bytes
+    arch: str
+    source_digest: str
+    key: str  #: cache key: digest of everything that changes the image
+    log: str
+    resources: tuple[Resources, ...]
+    compile_s: float
+    nvrtc_version: str

@@ -1,0 +1,1 @@
+"""Who proposes sketches and seeds: hand-written ones here, a language model elsewhere."""

@@ -1,0 +1,1 @@
+"""Records of a run, their store, and what leaves a run: exports and reports."""

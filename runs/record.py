@@ -1,0 +1,199 @@
+"""What a run remembers: its specification, its trials and how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from codegen.kernel import Resources
+from space.params import Point
+from space.variant import DType, Problem, Shape
+
+
+class TrialClass(StrEnum):
+    """How a trial ended. Exactly one for each."""
+
+    OK = "ok"
+    WRONG_OUTPUT = "wrong_output"
+    PRECISION = "precision"
+    NONDETERMINISTIC = "nondeterministic"
+    INPUT_MODIFIED = "input_modified"
+    LAUNCH_FAILED = "launch_failed"
+    TOO_LARGE = "too_large"
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    TIMING_INVALID = "timing_invalid"
+    IMPOSSIBLE_TIME = "impossible_time"
+    DUPLICATE = "duplicate"
+    INVALID_PROPOSAL = "invalid_proposal"
+    BROKEN = "broken"  # the machinery, not the kernel
+
+
+class Stage(StrEnum):
+    """The step at which something was decided."""
+
+    PARSE = "parse"
+    CHECK = "check"
+    BIND = "bind"
+    PLAN = "plan"
+    EMIT = "emit"
+    COMPILE = "compile"
+    LAUNCH = "launch"
+    VERIFY = "verify"
+    TIME = "time"
+
+
+class Basis(StrEnum):
+    """Whether a time was measured on the named GPU or predicted by the analytic model."""
+
+    MEASURED = "measured"
+    PREDICTED = "predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time of one kernel on one shape: median and its interval, in microseconds."""
+
+    shape: Shape
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A right kernel with a time for each shape it was timed on."""
+
+    timings: tuple[Timing, ...]
+    #: worst error against fp64 over that of plain attention at the same dtype
+    error_ratio: float
+
+    @property
+    def trial_class(self) -> TrialClass:
+        """Always OK."""
+        return TrialClass.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The kernel's or the proposal's fault: where it was found and the evidence."""
+
+    trial_class: TrialClass
+    stage: Stage
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The machinery failed; says nothing about the kernel."""
+
+    stage: Stage
+    reason: str
+
+    @property
+    def trial_class(self) -> TrialClass:
+        """Always BROKEN."""
+        return TrialClass.BROKEN
+
+
+Outcome = Measured | Rejected | Broken
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What the user asked for, complete: a run can be repeated from it."""
+
+    run_id: str
+    variant: str
+    gpu: str
+    dtype: DType
+    shapes: tuple[Shape, ...]
+    budget: int
+    seed: int
+    measure: Basis
+    proposer: str = "builtin"
+    minutes: float | None = None
+    #: name -> TL text of the sketches this run searches, by key
+    sketches: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One trial: what was tried, who proposed it, how it ended and what it cost."""
+
+    index: int
+    problem: Problem
+    sketch: str
+    point: Point
+    origin: str  #: "first", "seed", "sampler", "user"
+    outcome: Outcome
+    source_digest: str = ""
+    cubin_key: str = ""
+    resources: tuple[Resources, ...] = ()
+    smem_bytes: int = 0
+    compile_s: float = 0.0
+    judge_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A kernel of the final, interleaved timing: the trial it came from, or a peer's name."""
+
+    shape: Shape
+    #: index of the trial, or None for a peer
+    trial: int | None
+    name: str  #: "trial 17" or "fa2", "cudnn", ...
+    timing: Timing
+    chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All trials of a run so far, in order. Immutable; `with_record` gives a new one."""
+
+    records: tuple[TrialRecord, ...] = ()
+
+    def __iter__(self) -> Iterator[TrialRecord]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def with_record(self, record: TrialRecord) -> History:
+        """Return the history with one more record."""
+        return History((*self.records, record))
+
+    def find(self, problem: Problem, sketch: str, point: Point) -> TrialRecord | None:
+        """Return the first trial of this exact program, or None."""
+        key = point.key
+        for r in self.records:
+            if (r.problem, r.sketch, r.point.key) == (problem, sketch, key):
+                return r
+        return None
+
+    def spent(self) -> int:
+        """Budget used: distinct programs that were compiled and judged."""
+        free = (TrialClass.DUPLICATE, TrialClass.INVALID_PROPOSAL, TrialClass.BROKEN)
+        return sum(
+            r.outcome.trial_class not in free and r.outcome.trial_class != TrialClass.TOO_LARGE
+            for r in self.records
+        )
+
+    def best(self, shape: Shape) -> tuple[TrialRecord, Timing] | None:
+        """Return the fastest right trial on `shape`; ties go to the earlier trial."""
+        found = [
+            (t.median_us, r.index, r, t)
+            for r in self.records
+            if isinstance(r.outcome, Measured)
+            for t in r.outcome.timings
+            if t.shape == shape
+        ]
+        if not found:
+            return None
+        _, _, record, timing = min(found, key=lambda f: f[:2])
+        return record, timing

@@ -1,0 +1,170 @@
+"""Named predicates that prune a point before any compile, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from space.gpu import GpuSpec
+from space.params import Param, Point, Space
+from space.variant import Problem
+
+WARP = 32
+MMA_M = 16  #: rows of a warp-level MMA atom
+CHUNK_BYTES = 16  #: what one lane of cp.async or ldmatrix moves
+
+#: Parameters of the warp-level (mma.sync) back ends: sm_75, sm_80, sm_89 and sm_90a built from them.
+MMA_SYNC_PARAMS = (
+    Param("BM", (32, 64, 96, 128, 192, 256), "query rows of a tile"),
+    Param("BN", (16, 32, 48, 64, 80, 96, 112, 128, 160, 192), "key rows of a tile"),
+    Param("warps", (2, 4, 8), "warps of a block, each with BM/warps rows"),
+    Param("stages", (1, 2, 3), "K and V tiles in shared memory at once"),
+    Param("swizzle", (128, 64, 32, 0), "shared-memory layout: bytes of the swizzle, 0 = padded"),
+    Param("q_in_registers", (0, 1), "Q read from shared memory once, or at every step"),
+    Param("p_in_registers", (1, 0), "P handed to the second GEMM in registers or through shared"),
+    Param("rescale_threshold", (8, 0), "log2 growth of the maximum before O is rescaled"),
+    Param("peel", (0, 1), "masked blocks in a loop of their own"),
+    Param("blocks_per_sm", (1, 2, 3, 4), "resident blocks the compiler aims at"),
+    Param("raster", (0, 1), "blocks in order of rows (0) or of heads (1)"),
+    Param("causal_longest_first", (1, 0), "row blocks with most keys start first"),
+)
+
+
+def space_for(problem: Problem, gpu: GpuSpec) -> Space:
+    """Return the search space of `problem` on `gpu`: choices that can never be legal are left out."""
+    params = []
+    for p in MMA_SYNC_PARAMS:
+        choices = p.choices
+        if p.name == "stages" and not gpu.has_cp_async:
+            choices = (1,)  # register-staged copies hold one tile in flight
+        if p.name == "causal_longest_first" and not problem.causal:
+            choices = (0,)
+        if p.name == "swizzle":
+            chunks = (problem.head_dim // 8, problem.head_dim_v // 8)
+            choices = tuple(
+                c for c in choices if c == 0 or all(n % (c // CHUNK_BYTES) == 0 for n in chunks)
+            )
+        params.append(Param(p.name, choices, p.meaning))
+    return Space(tuple(params))
+
+
+def row_pitch_bytes(columns: int, swizzle: int) -> int:
+    """Bytes from one row of a 16-bit shared-memory tile to the next.
+
+    A swizzled row is exactly its columns. A padded row is an odd number of 16-byte chunks, so
+    that eight consecutive rows start in eight different bank groups.
+    """
+    chunks = columns * 2 // CHUNK_BYTES
+    if swizzle == 0 and chunks % 2 == 0:
+        chunks += 1
+    return chunks * CHUNK_BYTES
+
+
+def smem_bytes(problem: Problem, point: Point) -> int:
+    """Exact dynamic shared memory of the forward kernel at `point`; the plan's map agrees."""
+    swizzle, stages = point["swizzle"], point["stages"]
+    k_pitch = row_pitch_bytes(problem.head_dim, swizzle)
+    v_pitch = row_pitch_bytes(problem.head_dim_v, swizzle)
+    q = point["BM"] * k_pitch
+    kv = stages * point["BN"] * (k_pitch + v_pitch)
+    p = 0 if point["p_in_registers"] else point["BM"] * row_pitch_bytes(point["BN"], 0)
+    # Q in registers is read once, before the first K tile lands on the same bytes
+    return max(q, kv) + p if point["q_in_registers"] else q + kv + p
+
+
+def register_estimate(problem: Problem, point: Point) -> int:
+    """Estimated registers a thread needs: accumulators, Q fragments and addressing."""
+    tiles_m = point["BM"] // point["warps"] // MMA_M
+    o = tiles_m * problem.head_dim_v // 2
+    s = tiles_m * point["BN"] // 2
+    q = tiles_m * problem.head_dim // 4 if point["q_in_registers"] else 4 * tiles_m
+    return o + s + q + 8 * tiles_m + 28
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A predicate with a name; `reason` says why a point breaks it, or None when it does not."""
+
+    name: str
+    reason: Callable[[Problem, Point, GpuSpec], str | None]
+
+
+def _rows_per_warp(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    rows = point["BM"] / point["warps"]
+    if rows % MMA_M or rows > 64:
+        return f"BM/warps = {rows:g} rows a warp is not 16, 32, 48 or 64"
+    return None
+
+
+def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    wanted = smem_bytes(problem, point)
+    if wanted > gpu.smem_per_block_bytes:
+        return f"{wanted} bytes of shared memory wanted, {gpu.smem_per_block_bytes} there"
+    return None
+
+
+def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    wanted = register_estimate(problem, point)
+    if wanted > gpu.registers_per_thread + 12:
+        return f"about {wanted} registers a thread wanted, {gpu.registers_per_thread} there"
+    return None
+
+
+def _fits_sm(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    blocks = point["blocks_per_sm"]
+    smem = blocks * (smem_bytes(problem, point) + gpu.smem_reserved_bytes)
+    if smem > gpu.smem_per_sm_bytes:
+        return f"{blocks} blocks an SM want {smem} bytes of shared memory, {gpu.smem_per_sm_bytes} there"
+    threads = blocks * point["warps"] * WARP
+    if threads > gpu.threads_per_sm:
+        return f"{blocks} blocks an SM want {threads} threads, {gpu.threads_per_sm} there"
+    registers = register_estimate(problem, point)
+    budget = min(gpu.registers_per_sm // threads // 8 * 8, gpu.registers_per_thread)
+    if blocks > 1 and registers > budget + 12:
+        return f"{blocks} blocks an SM leave {budget} registers a thread, about {registers} wanted"
+    return None
+
+
+def _atom_divides_keys(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    if point["BN"] % 16:
+        return f"BN={point['BN']} is not a multiple of the 16 keys of an MMA step"
+    return None
+
+
+CONSTRAINTS = (
+    Constraint("rows_per_warp", _rows_per_warp),
+    Constraint("atom_divides_keys", _atom_divides_keys),
+    Constraint("fits_smem", _fits_smem),
+    Constraint("fits_registers", _fits_registers),
+    Constraint("fits_sm", _fits_sm),
+)
+
+
+def violated(problem: Problem, point: Point, gpu: GpuSpec) -> tuple[str, str] | None:
+    """Return (name, reason) of the first constraint that `point` breaks, or None when legal."""
+    for c in CONSTRAINTS:
+        if (reason := c.reason(problem, point, gpu)) is not None:
+            return c.name, reason
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How many points are legal, and how many each predicate prunes first."""
+
+    legal: int
+    total: int
+    pruned: tuple[tuple[str, int], ...]
+
+
+def census(problem: Problem, gpu: GpuSpec, space: Space) -> Census:
+    """Count the legal points of `space`, and the others by the predicate that prunes them."""
+    pruned: dict[str, int] = {c.name: 0 for c in CONSTRAINTS}
+    legal = 0
+    for point in space.points():
+        found = violated(problem, point, gpu)
+        if found is None:
+            legal += 1
+        else:
+            pruned[found[0]] += 1
+    return Census(legal, space.size(), tuple((k, n) for k, n in pruned.items() if n))

@@ -1,0 +1,1 @@
+"""The search: command line, loop, sampler, pools, worker and judge."""

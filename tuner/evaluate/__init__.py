@@ -1,0 +1,1 @@
+"""The judge and the timer. The only package that imports torch."""

@@ -1,0 +1,349 @@
+"""Loads a cubin, packs its arguments and starts its kernels, through `cuda.bindings` alone.
+
+An exported folder carries a copy of this file, so it imports nothing else of the project. Kernels
+and axes are described by objects with the fields of `Launch`, `Arg` and `Axis` below; tensors are
+anything with `data_ptr()` and `stride()`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+DEFAULT_SMEM_BYTES = 48 * 1024  #: dynamic shared memory a kernel gets without asking
+INT32_MAX = 2**31 - 1
+STRIDE_AXES = {"b": 0, "s": 1, "h": 2}  #: axes of a [batch, rows, heads, columns] tensor
+
+
+class LaunchError(RuntimeError):
+    """A launch that cannot be made as asked, or a driver call that failed."""
+
+
+class DriverError(LaunchError):
+    """The CUDA driver refused a call; `code` is its CUresult and `name` the name of that."""
+
+    def __init__(self, what: str, code: int, name: str, text: str) -> None:
+        super().__init__(f"{what}: {name} ({text})")
+        self.code = code
+        self.name = name
+
+
+class Arg(NamedTuple):
+    """One kernel argument: how it is packed (pointer, stride, int, float) and what it is."""
+
+    kind: str
+    name: str
+
+
+class Axis(NamedTuple):
+    """One factor of the 1-D grid: ceil(length / tile)."""
+
+    length: str
+    tile: int
+
+
+class Launch(NamedTuple):
+    """How to start one `__global__` function."""
+
+    entry: str
+    threads: int
+    smem_bytes: int
+    grid: tuple[Axis, ...]
+    args: tuple[Arg, ...]
+
+
+class AxisLike(Protocol):
+    """What `pack` reads of a grid axis."""
+
+    @property
+    def length(self) -> str: ...
+    @property
+    def tile(self) -> int: ...
+
+
+class ArgLike(Protocol):
+    """What `pack` reads of an argument."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+class LaunchLike(Protocol):
+    """What `pack` reads of a launch."""
+
+    @property
+    def entry(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def smem_bytes(self) -> int: ...
+    @property
+    def grid(self) -> Sequence[AxisLike]: ...
+    @property
+    def args(self) -> Sequence[ArgLike]: ...
+
+
+class TensorLike(Protocol):
+    """A tensor in device memory; strides in elements, [batch, rows, heads, ...] first."""
+
+    def data_ptr(self) -> int: ...
+    def stride(self) -> tuple[int, ...]: ...
+
+
+def cuda_driver() -> Any:
+    """Return the driver bindings. Raises LaunchError naming the package that brings them."""
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise LaunchError(f"no CUDA driver bindings ({error}); pip install cuda-bindings") from None
+
+
+def checked(driver: Any, result: tuple[Any, ...], what: str) -> Any:
+    """Return a driver call's value. Raises DriverError when its code is not success."""
+    code = int(result[0])
+    if code:
+        name, text = driver.cuGetErrorName(result[0])[1], driver.cuGetErrorString(result[0])[1]
+        raise DriverError(what, code, _decoded(name), _decoded(text))
+    return result[1] if len(result) > 1 else None
+
+
+def _decoded(text: bytes | None) -> str:
+    return text.decode() if text else "unknown error"
+
+
+class Kernel:
+    """A `__global__` function on one device, allowed the dynamic shared memory it needs."""
+
+    __slots__ = ("driver", "entry", "function", "smem_bytes")
+
+    def __init__(self, driver: Any, entry: str, function: Any, smem_bytes: int) -> None:
+        self.driver = driver
+        self.entry = entry
+        self.function = function
+        self.smem_bytes = smem_bytes
+
+
+class Module:
+    """A cubin loaded into the primary context of one device (the context that torch uses)."""
+
+    def __init__(self, driver: Any, device: int, cu_device: Any, module: Any) -> None:
+        self.driver = driver
+        self.device = device
+        self._cu_device = cu_device
+        self._module = module
+        self._kernels: dict[tuple[str, int], Kernel] = {}
+
+    def kernel(self, entry: str, smem_bytes: int) -> Kernel:
+        """Return the function called `entry`. Raises DriverError when absent or too large."""
+        if (known := self._kernels.get((entry, smem_bytes))) is not None:
+            return known
+        driver = self.driver
+        function = checked(
+            driver, driver.cuModuleGetFunction(self._module, entry.encode()), f"find {entry}"
+        )
+        if smem_bytes > DEFAULT_SMEM_BYTES:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(
+                driver,
+                driver.cuFuncSetAttribute(function, attribute, smem_bytes),
+                f"allow {entry} {smem_bytes} bytes of shared memory",
+            )
+        kernel = self._kernels[entry, smem_bytes] = Kernel(driver, entry, function, smem_bytes)
+        return kernel
+
+    def unload(self) -> None:
+        """Free the code. Kernels of this module must not be launched afterwards."""
+        if self._module is None:
+            return
+        module, self._module = self._module, None
+        self._kernels.clear()
+        checked(self.driver, self.driver.cuModuleUnload(module), "unload module")
+        checked(
+            self.driver, self.driver.cuDevicePrimaryCtxRelease(self._cu_device), "release context"
+        )
+
+
+def load(image: bytes, device: int, driver: Any = None) -> Module:
+    """Load a cubin on a device. Raises DriverError, e.g. when it is for another architecture."""
+    driver = driver or cuda_driver()
+    try:
+        started = driver.cuInit(0)
+    except RuntimeError as error:  # the bindings find no libcuda
+        raise LaunchError(f"no CUDA driver on this machine ({error})") from None
+    checked(driver, started, "initialise CUDA")
+    cu_device = checked(driver, driver.cuDeviceGet(device), f"open device {device}")
+    context = checked(driver, driver.cuDevicePrimaryCtxRetain(cu_device), f"use device {device}")
+    checked(driver, driver.cuCtxPushCurrent(context), f"use device {device}")
+    try:
+        module = checked(driver, driver.cuModuleLoadData(image), "load cubin")
+    except DriverError:
+        checked(driver, driver.cuDevicePrimaryCtxRelease(cu_device), "release context")
+        raise
+    finally:
+        checked(driver, driver.cuCtxPopCurrent(), "restore context")
+    return Module(driver, device, cu_device, module)
+
+
+class Call:
+    """One launch with its arguments packed: a grid, a block and a buffer of 8-byte slots.
+
+    `bind` replaces the pointers, so that a packed call serves every call of the same shape and
+    strides.
+    """
+
+    __slots__ = ("_addresses", "_params", "grid", "launch_info", "pointers", "slots")
+
+    def __init__(
+        self, launch: LaunchLike, grid: int, slots: ctypes.Array[ctypes.c_uint64],
+        pointers: tuple[tuple[int, str], ...],
+    ) -> None:  # fmt: skip
+        self.launch_info = launch
+        self.grid = grid
+        self.slots = slots
+        self.pointers = pointers
+        base, size = ctypes.addressof(slots), ctypes.sizeof(ctypes.c_uint64)
+        addresses = (base + i * size for i in range(len(launch.args)))
+        self._addresses = (ctypes.c_void_p * max(len(launch.args), 1))(*addresses)
+        self._params = ctypes.addressof(self._addresses)
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Write the tensors' addresses, by name."""
+        for slot, name in self.pointers:
+            self.slots[slot] = addresses[name]
+
+    def launch(self, kernel: Kernel, stream: int) -> None:
+        """Start the kernel on a stream; does not wait. Raises DriverError."""
+        info = self.launch_info
+        result = kernel.driver.cuLaunchKernel(
+            kernel.function, self.grid, 1, 1, info.threads, 1, 1, info.smem_bytes, stream,
+            self._params, 0,
+        )  # fmt: skip
+        if result[0]:
+            checked(kernel.driver, result, f"launch {info.entry}")
+
+
+def pack(
+    launch: LaunchLike,
+    tensors: Mapping[str, TensorLike],
+    lengths: Mapping[str, int],
+    scalars: Mapping[str, float],
+) -> Call:
+    """Pack the arguments of one launch.
+
+    `lengths` holds batch, heads, group, M, N and any whole-number parameter the launch names;
+    `scalars` the floats. Raises LaunchError naming what is missing or out of range.
+    """
+    slots = (ctypes.c_uint64 * max(len(launch.args), 1))()
+    pointers = []
+    for i, arg in enumerate(launch.args):
+        if arg.kind == "pointer":
+            slots[i] = _named(tensors, arg.name, "tensor", launch).data_ptr()
+            pointers.append((i, arg.name))
+        else:
+            slots[i] = _packed(arg, launch, tensors, lengths, scalars)
+    return Call(launch, grid_size(launch, lengths), slots, tuple(pointers))
+
+
+def _packed(
+    arg: ArgLike,
+    launch: LaunchLike,
+    tensors: Mapping[str, TensorLike],
+    lengths: Mapping[str, int],
+    scalars: Mapping[str, float],
+) -> int:
+    """Return the low-order bytes of a stride, an int32 or a float32 as one 8-byte slot."""
+    if arg.kind == "stride":
+        name, _, axis = arg.name.rpartition(".")
+        if axis not in STRIDE_AXES:
+            raise LaunchError(f"{launch.entry}: stride {arg.name!r} is not of axis b, s or h")
+        stride = _named(tensors, name, "tensor", launch).stride()[STRIDE_AXES[axis]]
+        return ctypes.c_uint64(stride).value
+    if arg.kind == "int":
+        value = _named(lengths, arg.name, "length", launch)
+        if not -INT32_MAX <= value <= INT32_MAX:
+            raise LaunchError(f"{launch.entry}: {arg.name}={value} does not fit 32 bits")
+        return ctypes.c_uint32(value).value
+    if arg.kind == "float":
+        number = ctypes.c_float(_named(scalars, arg.name, "scalar", launch))
+        return int.from_bytes(bytes(number), "little")
+    raise LaunchError(f"{launch.entry}: argument {arg.name!r} has unknown kind {arg.kind!r}")
+
+
+def _named(values: Mapping[str, Any], name: str, what: str, launch: LaunchLike) -> Any:
+    try:
+        return values[name]
+    except KeyError:
+        known = ", ".join(sorted(values)) or "none"
+        raise LaunchError(f"{launch.entry} needs {what} {name!r}; given: {known}") from None
+
+
+def grid_size(launch: LaunchLike, lengths: Mapping[str, int]) -> int:
+    """Return the number of blocks. Raises LaunchError when there is none or too many."""
+    blocks = 1
+    for axis in launch.grid:
+        length = _named(lengths, axis.length, "length", launch)
+        blocks *= -(-length // axis.tile)
+    if not 1 <= blocks <= INT32_MAX:
+        raise LaunchError(f"{launch.entry}: a grid of {blocks} blocks; 1 to {INT32_MAX} can start")
+    return blocks
+
+
+def problem_lengths(
+    batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int
+) -> dict[str, int]:
+    """Return the lengths that every attention kernel may ask for, by argument name."""
+    return {
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "group": heads // kv_heads,
+        "M": seqlen_q,
+        "N": seqlen_k,
+    }
+
+
+def workspace_shape(axes: Iterable[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a workspace's sizes: each axis is a whole number or the name of a length."""
+    return tuple(int(a) if a.isdecimal() else lengths[a] for a in axes)
+
+
+class Prepared:
+    """All launches of one program, in order, packed for one set of shapes and strides."""
+
+    __slots__ = ("_lock", "steps")
+
+    def __init__(self, steps: tuple[tuple[Kernel, Call], ...]) -> None:
+        self.steps = steps
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int, addresses: Mapping[str, int] | None = None) -> None:
+        """Start every kernel in order on a stream, at these addresses or the packed ones."""
+        with self._lock:  # the driver copies the slots before it returns
+            for kernel, call in self.steps:
+                if addresses is not None:
+                    call.bind(addresses)
+                call.launch(kernel, stream)
+
+
+def prepare(
+    module: Module,
+    launches: Iterable[LaunchLike],
+    tensors: Mapping[str, TensorLike],
+    lengths: Mapping[str, int],
+    scalars: Mapping[str, float],
+) -> Prepared:
+    """Pack every launch of a program. Raises LaunchError or DriverError.
+
+    Arguments are as for `pack`; `tensors` includes the program's workspaces.
+    """
+    return Prepared(
+        tuple(
+            (module.kernel(x.entry, x.smem_bytes), pack(x, tensors, lengths, scalars))
+            for x in launches
+        )
+    )

@@ -1,0 +1,175 @@
+"""Packing and launching through a driver that records what it is told."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from types import SimpleNamespace
+
+import pytest
+
+from codegen import kernel as source_kernel
+from runs.templates import launch
+
+
+class Result(IntEnum):
+    OK = 0
+    NO_BINARY = 209
+
+
+class FakeDriver:
+    """Answers like cuda.bindings.driver and keeps each launch's argument bytes."""
+
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max")
+
+    def __init__(self, fail: str = "") -> None:
+        self.fail = fail
+        self.calls: list[tuple[object, ...]] = []
+        self.launched: list[tuple[tuple[int, ...], list[bytes]]] = []
+
+    def _answer(self, name: str, *values: object) -> tuple[object, ...]:
+        self.calls.append((name, *values))
+        return (Result.NO_BINARY,) if name == self.fail else (Result.OK, f"{name}-handle")
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *values: self._answer(name, *values)
+
+    def cuGetErrorName(self, code: Result) -> tuple[Result, bytes]:
+        return Result.OK, b"CUDA_ERROR_NO_BINARY_FOR_GPU"
+
+    def cuGetErrorString(self, code: Result) -> tuple[Result, bytes]:
+        return Result.OK, b"no kernel image"
+
+    def cuLaunchKernel(self, *values: object) -> tuple[Result]:
+        if self.fail == "cuLaunchKernel":
+            return (Result.NO_BINARY,)
+        *geometry, params, extra = values
+        assert extra == 0
+        pointers = (ctypes.c_void_p * 5).from_address(int(str(params)))
+        arguments = [ctypes.string_at(p, 8) for p in pointers if p]
+        self.launched.append((tuple(geometry), arguments))
+        return (Result.OK,)
+
+
+@dataclass
+class Tensor:
+    address: int
+    strides: tuple[int, ...]
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+
+ARGS = (
+    launch.Arg("pointer", "Q"),
+    launch.Arg("stride", "Q.b"),
+    launch.Arg("stride", "Q.s"),
+    launch.Arg("int", "M"),
+    launch.Arg("float", "scale"),
+)
+LAUNCH = launch.Launch("forward", 128, 65536, (launch.Axis("M", 64), launch.Axis("heads", 1)), ARGS)
+LENGTHS = launch.problem_lengths(2, 8, 2, 65, 100)
+TENSORS = {"Q": Tensor(0x7F00_0000_1000, (1 << 40, 1024, 128, 1))}
+
+
+def test_packs_every_kind_at_its_width() -> None:
+    driver = FakeDriver()
+    module = launch.load(b"cubin", 0, driver)
+    prepared = launch.prepare(module, [LAUNCH], TENSORS, LENGTHS, {"scale": -0.125})
+    prepared.launch(77)
+    geometry, arguments = driver.launched[0]
+    assert geometry[1:] == (16, 1, 1, 128, 1, 1, 65536, 77)  # ceil(65 / 64) * 8 heads
+    assert struct.unpack("<Q", arguments[0])[0] == 0x7F00_0000_1000
+    assert struct.unpack("<q", arguments[1])[0] == 1 << 40
+    assert struct.unpack("<q", arguments[2])[0] == 1024
+    assert struct.unpack("<i", arguments[3][:4])[0] == 65
+    assert struct.unpack("<f", arguments[4][:4])[0] == -0.125
+
+
+def test_a_packed_call_takes_other_addresses() -> None:
+    driver = FakeDriver()
+    module = launch.load(b"cubin", 0, driver)
+    prepared = launch.prepare(module, [LAUNCH], TENSORS, LENGTHS, {"scale": 1.0})
+    prepared.launch(0, {"Q": 0x42})
+    assert struct.unpack("<Q", driver.launched[0][1][0])[0] == 0x42
+
+
+def test_takes_the_translator_s_own_types() -> None:
+    theirs = source_kernel.Launch(
+        "forward", 128, 0, (source_kernel.GridAxis("batch", 1),),
+        (source_kernel.Arg(source_kernel.ArgKind.INT, "group"),),
+    )  # fmt: skip
+    call = launch.pack(theirs, {}, LENGTHS, {})
+    assert (call.grid, call.slots[0]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        (launch.Arg("pointer", "V"), "needs tensor 'V'; given: Q"),
+        (launch.Arg("int", "splits"), "needs length 'splits'"),
+        (launch.Arg("float", "softcap"), "needs scalar 'softcap'; given: scale"),
+        (launch.Arg("stride", "Q.d"), "stride 'Q.d' is not of axis b, s or h"),
+        (launch.Arg("blob", "x"), "unknown kind 'blob'"),
+    ],
+)
+def test_says_what_an_argument_lacks(arg: launch.Arg, message: str) -> None:
+    with pytest.raises(launch.LaunchError, match=message):
+        launch.pack(LAUNCH._replace(args=(arg,)), TENSORS, LENGTHS, {"scale": 1.0})
+
+
+@pytest.mark.parametrize("length", [0, 2**31 * 64])
+def test_refuses_a_grid_that_cannot_start(length: int) -> None:
+    with pytest.raises(launch.LaunchError, match="blocks"):
+        launch.pack(LAUNCH._replace(args=()), TENSORS, LENGTHS | {"M": length}, {})
+
+
+def test_an_int_past_32_bits_is_named() -> None:
+    with pytest.raises(launch.LaunchError, match=r"M=2147483648 does not fit 32 bits"):
+        launch.pack(LAUNCH, TENSORS, LENGTHS | {"M": 2**31}, {"scale": 1.0})
+
+
+def test_large_shared_memory_is_asked_for_once() -> None:
+    driver = FakeDriver()
+    module = launch.load(b"cubin", 0, driver)
+    assert module.kernel("forward", 65536) is module.kernel("forward", 65536)
+    module.kernel("small", 48 * 1024)
+    asked = [c for c in driver.calls if c[0] == "cuFuncSetAttribute"]
+    assert asked == [("cuFuncSetAttribute", "cuModuleGetFunction-handle", "max", 65536)]
+
+
+@pytest.mark.parametrize(
+    "step", ["cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel"]
+)
+def test_every_refusal_is_raised_with_its_name(step: str) -> None:
+    driver = FakeDriver(fail=step)
+    with pytest.raises(launch.DriverError, match="CUDA_ERROR_NO_BINARY_FOR_GPU") as caught:
+        module = launch.load(b"cubin", 0, driver)
+        launch.prepare(module, [LAUNCH], TENSORS, LENGTHS, {"scale": 1.0}).launch(0)
+    assert (caught.value.code, caught.value.name) == (209, "CUDA_ERROR_NO_BINARY_FOR_GPU")
+
+
+def test_a_refused_image_gives_the_context_back() -> None:
+    driver = FakeDriver(fail="cuModuleLoadData")
+    with pytest.raises(launch.DriverError):
+        launch.load(b"cubin", 0, driver)
+    names = [c[0] for c in driver.calls]
+    assert names.count("cuCtxPushCurrent") == names.count("cuCtxPopCurrent") == 1
+    assert names.count("cuDevicePrimaryCtxRetain") == names.count("cuDevicePrimaryCtxRelease") == 1
+
+
+def test_unload_frees_module_and_context_once() -> None:
+    driver = FakeDriver()
+    module = launch.load(b"cubin", 0, driver)
+    module.unload()
+    module.unload()
+    assert [c[0] for c in driver.calls].count("cuModuleUnload") == 1
+
+
+def test_workspace_axes_are_numbers_or_lengths() -> None:
+    assert launch.workspace_shape(("splits", "batch", "2"), LENGTHS | {"splits": 5}) == (5, 2, 2)

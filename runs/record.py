@@ -152,6 +152,40 @@ class Finalist:
     chosen: bool = False
 
 
+#: What a note may hold.
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Facts about a run that are not trials: protocol, versions, clocks, environment."""
+
+    topic: str
+    values: tuple[tuple[str, Scalar], ...]
+
+    def as_dict(self) -> dict[str, Scalar]:
+        """Return a new mapping from name to value."""
+        return dict(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run went on after a stop; `trials` were done by then."""
+
+    trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run ended by itself: budget spent, minutes over, space exhausted or interrupted."""
+
+    reason: str
+    trials: int
+
+
+Event = TrialRecord | Finalist | Note | Resumed | Finished
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """All trials of a run so far, in order. Immutable; `with_record` gives a new one."""

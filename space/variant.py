@@ -167,7 +167,8 @@ def parse_shape(text: str) -> Shape:
         raise SpaceError(f"shape {text!r} is not B,Hq,Hkv,Sq,Sk,D[,Dv] with whole numbers")
     if len(numbers) == 6:
         numbers.append(numbers[5])
-    shape = Shape(*numbers)
+    batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v = numbers
+    shape = Shape(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v)
     if min(numbers) < 1:
         raise SpaceError(f"shape {text!r}: every number must be at least 1")
     check_shape(shape)

@@ -1,0 +1,277 @@
+"""Records to JSON and back, by the types of their fields.
+
+Reading is strict: an unknown field, a wrong type, a number that is not finite or a status that
+contradicts its fields is a CodecError naming the place. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, Union
+
+from runs.errors import CodecError
+from runs.record import (
+    Broken,
+    Finalist,
+    Finished,
+    Measured,
+    Note,
+    Rejected,
+    Resumed,
+    RunSpec,
+    Timing,
+    TrialClass,
+    TrialRecord,
+)
+from space.variant import Shape, SpaceError, check_shape
+
+SCHEMA = 1
+
+T = TypeVar("T")
+
+#: The `kind` of each journal line.
+EVENTS: dict[str, type[Any]] = {
+    "trial": TrialRecord,
+    "finalist": Finalist,
+    "note": Note,
+    "resumed": Resumed,
+    "finished": Finished,
+}
+
+#: The `outcome` tag of each way that a trial may end.
+OUTCOMES: dict[str, type[Any]] = {"measured": Measured, "rejected": Rejected, "broken": Broken}
+
+
+def to_text(value: Any) -> str:
+    """Return a record as one line of JSON. Raises CodecError on a number that is not finite."""
+    try:
+        return json.dumps(to_json(value), allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        raise CodecError(f"{type(value).__name__} cannot be written: {error}") from None
+
+
+def from_text(kind: type[T], text: str) -> T:
+    """Read a record of type `kind` from JSON text. Raises CodecError."""
+    return from_json(kind, parse(text))
+
+
+def parse(text: str) -> Any:
+    """Parse JSON; NaN, Infinity and a repeated key are refused. Raises CodecError."""
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"not JSON: {error}") from None
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def to_json(value: Any) -> Any:
+    """Return a record as dicts, lists and scalars; an outcome carries its tag."""
+    if isinstance(value, StrEnum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        tag = next((t for t, kind in OUTCOMES.items() if type(value) is kind), None)
+        return plain if tag is None else {"outcome": tag} | plain
+    if isinstance(value, tuple):
+        return [to_json(v) for v in value]
+    return value
+
+
+def from_json(kind: type[T], data: Any, where: str = "") -> T:
+    """Build a record of type `kind` from parsed JSON. Raises CodecError naming the field."""
+    record: T = _read(kind, data, where or kind.__name__)
+    return record
+
+
+def encode_event(event: Any, at: str) -> str:
+    """Return a journal line (without its newline). Raises CodecError."""
+    kind = next((k for k, cls in EVENTS.items() if type(event) is cls), None)
+    if kind is None:
+        raise CodecError(f"{type(event).__name__} is not a journal event")
+    body = to_json(event)
+    _read(EVENTS[kind], body, kind)  # what could not be read back is not written
+    line = {"v": SCHEMA, "kind": kind, "at": at, "data": body}
+    return to_text(line)
+
+
+def decode_event(text: str) -> Any:
+    """Read a journal line. Raises CodecError."""
+    line = parse(text)
+    if not isinstance(line, dict) or set(line) != {"v", "kind", "at", "data"}:
+        raise CodecError("not a journal line: v, kind, at and data are wanted")
+    check_schema(line["v"])
+    kind = line["kind"]
+    if not isinstance(kind, str) or kind not in EVENTS:
+        raise CodecError(f"unknown event {kind!r}; known: {', '.join(EVENTS)}")
+    return _read(EVENTS[kind], line["data"], kind)
+
+
+def check_schema(version: Any) -> None:
+    """Raise CodecError when a record was written under another schema."""
+    if version != SCHEMA or isinstance(version, bool):
+        raise CodecError(f"written with schema {version!r}; this version reads schema {SCHEMA}")
+
+
+# ---- reading by type ---------------------------------------------------------------------------
+
+
+def _read(kind: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _read_union(typing.get_args(kind), data, where)
+    if origin is tuple:
+        return _read_tuple(typing.get_args(kind), data, where)
+    if is_dataclass(kind):
+        return _read_dataclass(kind, data, where)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _read_enum(kind, data, where)
+    return _read_scalar(kind, data, where)
+
+
+def _read_scalar(kind: Any, data: Any, where: str) -> Any:
+    if kind is float and type(data) is int:
+        return float(data)
+    if type(data) is not kind:  # exact: a bool is no int
+        raise CodecError(f"{where}: {data!r} is not of type {kind.__name__}")
+    if kind is float and not math.isfinite(data):
+        raise CodecError(f"{where}: {data!r} is not finite")
+    return data
+
+
+def _read_enum(kind: type[StrEnum], data: Any, where: str) -> StrEnum:
+    try:
+        return kind(data)
+    except ValueError:
+        raise CodecError(f"{where}: {data!r} is not one of {', '.join(kind)}") from None
+
+
+def _read_tuple(args: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        raise CodecError(f"{where}: {data!r} is not a list")
+    kinds = [args[0]] * len(data) if args[-1] is Ellipsis else list(args)
+    if len(kinds) != len(data):
+        raise CodecError(f"{where}: {len(data)} entries, {len(kinds)} wanted")
+    return tuple(
+        _read(k, d, f"{where}[{i}]") for i, (k, d) in enumerate(zip(kinds, data, strict=True))
+    )
+
+
+def _read_union(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in kinds:
+        return None
+    kinds = tuple(k for k in kinds if k is not type(None))
+    if all(k in OUTCOMES.values() for k in kinds):
+        if not isinstance(data, dict) or data.get("outcome") not in OUTCOMES:
+            raise CodecError(f"{where}: the tag 'outcome' is not one of {', '.join(OUTCOMES)}")
+        rest = {k: v for k, v in data.items() if k != "outcome"}
+        return _read(OUTCOMES[data["outcome"]], rest, where)
+    if len(kinds) == 1:
+        return _read(kinds[0], data, where)
+    for kind in kinds:
+        if type(data) is kind:
+            return _read_scalar(kind, data, where)
+    names = ", ".join(k.__name__ for k in kinds)
+    raise CodecError(f"{where}: {data!r} is of none of the types {names}")
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read_dataclass(kind: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise CodecError(f"{where}: {data!r} is not an object")
+    hints = _hints(kind)
+    if unknown := sorted(data.keys() - hints.keys()):
+        raise CodecError(f"{where}: unknown field {unknown[0]!r}")
+    required = {f.name for f in fields(kind) if f.default is MISSING}
+    if missing := sorted(required - data.keys()):
+        raise CodecError(f"{where}: no field {missing[0]!r}")
+    record = kind(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+    if (check := _CHECKS.get(kind)) is not None and (fault := check(record)) is not None:
+        raise CodecError(f"{where}: {fault}")
+    return record
+
+
+# ---- what the fields of a record must satisfy together -----------------------------------------
+
+
+def _check_timing(timing: Timing) -> str | None:
+    if not 0 < timing.low_us <= timing.median_us <= timing.high_us:
+        return (
+            f"median {timing.median_us} us is not inside its interval "
+            f"{timing.low_us} to {timing.high_us} us"
+        )
+    return None if timing.samples >= 0 else f"{timing.samples} samples"
+
+
+def _check_measured(outcome: Measured) -> str | None:
+    if outcome.error_ratio < 0:
+        return f"error ratio {outcome.error_ratio} is negative"
+    shapes = [t.shape for t in outcome.timings]
+    return "a shape is timed twice" if len(set(shapes)) != len(shapes) else None
+
+
+def _check_rejected(outcome: Rejected) -> str | None:
+    if outcome.trial_class in (TrialClass.OK, TrialClass.BROKEN):
+        return f"a rejected trial cannot be {outcome.trial_class}"
+    return None
+
+
+def _check_trial(record: TrialRecord) -> str | None:
+    if record.index < 0:
+        return f"index {record.index} is negative"
+    if isinstance(record.outcome, Measured):
+        for timing in record.outcome.timings:
+            if not record.problem.serves(timing.shape):
+                return f"timed on {timing.shape.key}, which {record.problem.key} does not serve"
+    return None
+
+
+def _check_finalist(finalist: Finalist) -> str | None:
+    if finalist.timing.shape != finalist.shape:
+        return f"timed on {finalist.timing.shape.key}, not on {finalist.shape.key}"
+    return None
+
+
+def _check_spec(spec: RunSpec) -> str | None:
+    if spec.budget < 1:
+        return f"budget {spec.budget} is not at least 1"
+    return None if spec.shapes else "no shapes"
+
+
+def _check_shape(shape: Shape) -> str | None:
+    try:
+        check_shape(shape)
+    except SpaceError as error:
+        return str(error)
+    return None
+
+
+_CHECKS: dict[type[Any], Callable[[Any], str | None]] = {
+    Shape: _check_shape,
+    Timing: _check_timing,
+    Measured: _check_measured,
+    Rejected: _check_rejected,
+    TrialRecord: _check_trial,
+    Finalist: _check_finalist,
+    RunSpec: _check_spec,
+}

@@ -1,0 +1,68 @@
+"""Writing files and folders so that what exists is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from runs.errors import StoreError
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+def safe_name(name: str, what: str) -> str:
+    """Return `name` when it can be a file's name inside a run. Raises StoreError."""
+    if not _SAFE_NAME.fullmatch(name):
+        raise StoreError(f"{what} {name!r} cannot be a file name: letters, digits, . _ - only")
+    return name
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and wait until it is on disk. Raises OSError."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def private_folder(parent: Path) -> Iterator[Path]:
+    """Give an empty hidden folder inside `parent`, removed at the end unless published."""
+    folder = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(private: Path, final: Path) -> bool:
+    """Rename a finished folder into place; False when `final` is already there.
+
+    Raises OSError for any other reason.
+    """
+    if os.path.lexists(final):
+        return False
+    try:
+        private.rename(final)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            return False
+        raise
+    sync_folder(final.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -21,6 +21,9 @@ class TLError(CodegenError):
         super().__init__("\n".join(str(d) for d in diagnostics))
         self.diagnostics = tuple(diagnostics)
 
+    def __reduce__(self) -> tuple[type[TLError], tuple[tuple[Diagnostic, ...]]]:
+        return type(self), (self.diagnostics,)  # so that it crosses a process pool
+
 
 class PlanError(CodegenError):
     """A legal program that this back end cannot lower at this point; says which limit."""
@@ -30,9 +33,13 @@ class CompileError(CodegenError):
     """NVRTC refused the emitted source. Keeps its log."""
 
     def __init__(self, log: str, source: KernelSource) -> None:
-        super().__init__(log.strip().splitlines()[0] if log.strip() else "NVRTC failed")
+        lines = log.strip().splitlines() or ["NVRTC failed"]
+        super().__init__(next((line for line in lines if "error" in line), lines[0]))
         self.log = log
         self.source = source
+
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, KernelSource]]:
+        return type(self), (self.log, self.source)
 
 
 class ToolchainMissing(CodegenError):

@@ -67,7 +67,9 @@ def find_headers(
             f"{cccl}; pip install {_CCCL.package}"
         )
     versions = (("cutlass", cutlass_version), ("cudart", runtime_version), ("cccl", cccl_version))
-    return Headers((cutlass, runtime, cccl), versions)
+    # CuTe spells some of them <cccl/cuda/...>; with wheels in two places that folder is its own
+    folders = dict.fromkeys((cutlass, runtime, cccl, cccl.parent))
+    return Headers(tuple(folders), versions)
 
 
 @functools.cache

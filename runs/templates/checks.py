@@ -1,0 +1,106 @@
+"""What a call must satisfy before any kernel is chosen, and copies of what kernels cannot read."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+ALIGNMENT_BYTES = 16  #: of addresses and of row, head and batch strides
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class Sizes(NamedTuple):
+    """The numbers of one call."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        """[B, Sq, Hq, Dv]."""
+        return self.batch, self.seqlen_q, self.heads, self.head_dim_v
+
+
+def sizes_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sizes:
+    """Return the sizes of a call. Raises ValueError naming the two things that do not agree."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise ValueError(f"{name} is a {type(t).__name__}, not a tensor")
+        if t.dim() != 4:
+            raise ValueError(f"{name} has {t.dim()} axes, not the 4 of [B, S, H, D]")
+        if t.dtype not in DTYPES:
+            raise ValueError(f"{name} is {t.dtype}; float16 and bfloat16 are taken")
+    for name, t in (("k", k), ("v", v)):
+        if t.dtype != q.dtype:
+            raise ValueError(f"q is {q.dtype} and {name} is {t.dtype}; they must be the same")
+        if t.device != q.device:
+            raise ValueError(f"q is on {q.device} and {name} is on {t.device}")
+        if t.shape[0] != q.shape[0]:
+            raise ValueError(f"q has batch {q.shape[0]} and {name} has batch {t.shape[0]}")
+    batch, seqlen_q, heads, head_dim = q.shape
+    _, seqlen_k, kv_heads, head_dim_k = k.shape
+    if v.shape[1] != seqlen_k:
+        raise ValueError(f"k has {seqlen_k} rows and v has {v.shape[1]}")
+    if v.shape[2] != kv_heads:
+        raise ValueError(f"k has {kv_heads} heads and v has {v.shape[2]}")
+    if head_dim_k != head_dim:
+        raise ValueError(f"q has head dim {head_dim} and k has {head_dim_k}")
+    if kv_heads == 0:
+        raise ValueError(f"q has {heads} heads and k has 0")
+    if heads % kv_heads:
+        raise ValueError(f"q has {heads} heads, which is not a multiple of the {kv_heads} of k")
+    if head_dim == 0:
+        raise ValueError("q has head dim 0")
+    return Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, int(v.shape[3]))
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """Return the scale, by default 1/sqrt(D). Raises ValueError when it is not finite."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if isinstance(scale, torch.Tensor) or not math.isfinite(scale):
+        raise ValueError(f"scale is {scale!r}; a finite number is wanted")
+    return float(scale)
+
+
+def check_out(out: torch.Tensor, q: torch.Tensor, sizes: Sizes) -> None:
+    """Raise ValueError when `out` cannot take the result of a call."""
+    if not isinstance(out, torch.Tensor):
+        raise ValueError(f"out is a {type(out).__name__}, not a tensor")
+    if tuple(out.shape) != sizes.out_shape:
+        raise ValueError(f"out is {list(out.shape)}; the result is {list(sizes.out_shape)}")
+    if out.dtype != q.dtype:
+        raise ValueError(f"out is {out.dtype} and q is {q.dtype}; they must be the same")
+    if out.device != q.device:
+        raise ValueError(f"out is on {out.device} and q is on {q.device}")
+    if any(n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(f"out has stride 0 (an expanded tensor): strides {out.stride()}")
+
+
+def check_no_grad(*tensors: torch.Tensor) -> None:
+    """Raise ValueError when autograd would need a backward pass; there is none."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise ValueError("these kernels have no backward pass; call under torch.no_grad()")
+
+
+def is_readable(t: torch.Tensor) -> bool:
+    """Whether kernels can use the tensor in place: inner stride 1, all else 16-byte aligned."""
+    *outer, inner = zip(t.shape, t.stride(), strict=True)
+    if inner[1] != 1 and inner[0] > 1:
+        return False
+    size = t.element_size()
+    aligned = all(n <= 1 or s * size % ALIGNMENT_BYTES == 0 for n, s in outer)
+    return aligned and t.data_ptr() % ALIGNMENT_BYTES == 0
+
+
+def readable(t: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a contiguous copy when kernels cannot read it in place."""
+    # not contiguous(): that returns the same storage when only the address is misaligned
+    return t if is_readable(t) else t.clone(memory_format=torch.contiguous_format)

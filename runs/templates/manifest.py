@@ -1,0 +1,203 @@
+"""Reads manifest.json: which kernel serves which shape, every field checked, no path outside."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import launch
+
+FORMAT, VERSION = "tltune-export", 1
+_FILE = re.compile(r"kernels/[A-Za-z0-9_][A-Za-z0-9._-]*")
+_HEX = re.compile(r"[0-9a-f]{64}")
+_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+class ManifestError(RuntimeError):
+    """The folder is not what was exported; says which file or field."""
+
+
+class ShapeKey(NamedTuple):
+    """What must be equal for a kernel to have been checked on a call."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    dtype: str
+    gpu: str
+
+    def __str__(self) -> str:
+        b, hq, hkv, sq, sk, d, dv, causal, dtype, gpu = self
+        mask = "causal" if causal else "full"
+        return f"B={b} Hq={hq} Hkv={hkv} Sq={sq} Sk={sk} D={d} Dv={dv} {mask} {dtype} on {gpu}"
+
+
+class Workspace(NamedTuple):
+    """A float32 tensor that one kernel of a program hands to the next."""
+
+    name: str
+    shape: tuple[str, ...]
+
+
+class KernelEntry(NamedTuple):
+    """One program: its machine code and how its kernels are started."""
+
+    name: str
+    cubin: Path
+    cubin_sha256: str
+    arch: str
+    launches: tuple[launch.Launch, ...]
+    workspaces: tuple[Workspace, ...]
+    parameters: dict[str, int]
+
+    def image(self) -> bytes:
+        """Return the machine code. Raises ManifestError when it is not what was exported."""
+        try:
+            data = self.cubin.read_bytes()
+        except OSError as error:
+            raise ManifestError(f"cannot read {self.cubin}: {error.strerror}") from None
+        if hashlib.sha256(data).hexdigest() != self.cubin_sha256:
+            raise ManifestError(f"{self.cubin} is damaged: its digest differs; export again")
+        return data
+
+    def runs_on(self, major: int, minor: int) -> bool:
+        """Whether a device of this compute capability can load the code."""
+        found = _ARCH.fullmatch(self.arch)
+        assert found is not None  # checked when read
+        wanted = (int(found[1]), int(found[2]))
+        return wanted == (major, minor) or (
+            not found[3] and wanted[0] == major and wanted[1] <= minor
+        )
+
+
+class Manifest(NamedTuple):
+    """An exported folder."""
+
+    kernels: dict[str, KernelEntry]
+    shapes: dict[ShapeKey, str]  #: the kernel's name
+    gpus: dict[str, str]  #: name -> the words by which CUDA calls the device
+
+
+def read(folder: Path) -> Manifest:
+    """Read and check a folder's manifest. Raises ManifestError."""
+    path = folder / "manifest.json"
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"cannot read {path}: {error}") from None
+    try:
+        return _manifest(folder, data)
+    except _Fault as fault:
+        raise ManifestError(f"{path}: {fault}") from None
+
+
+class _Fault(Exception):
+    """A field that is not what it should be."""
+
+
+def _manifest(folder: Path, data: Any) -> Manifest:
+    head = _fields(data, "manifest")
+    if (_get(head, "format", str), _get(head, "version", int)) != (FORMAT, VERSION):
+        raise _Fault(f"not a {FORMAT} of version {VERSION}")
+    gpus = {
+        name: _get(_fields(gpu, f"gpu {name}"), "title", str)
+        for name, gpu in _fields(head.get("gpus"), "gpus").items()
+    }
+    kernels = {
+        name: _kernel(folder, name, _fields(body, f"kernel {name}"))
+        for name, body in _fields(head.get("kernels"), "kernels").items()
+    }
+    shapes: dict[ShapeKey, str] = {}
+    for entry in _list(head.get("shapes"), "shapes"):
+        key, name = _shape(_fields(entry, "shape"))
+        if name not in kernels:
+            raise _Fault(f"shape {key}: no kernel {name!r}")
+        if key.gpu not in gpus:
+            raise _Fault(f"shape {key}: no gpu {key.gpu!r}")
+        if key in shapes:
+            raise _Fault(f"shape {key} is there twice")
+        shapes[key] = name
+    return Manifest(kernels, shapes, gpus)
+
+
+def _shape(entry: dict[str, Any]) -> tuple[ShapeKey, str]:
+    b, hq, hkv, sq, sk, d, dv = (_get(entry, name, int, 1) for name in ShapeKey._fields[:7])
+    causal, dtype = _get(entry, "causal", bool), _get(entry, "dtype", str)
+    key = ShapeKey(b, hq, hkv, sq, sk, d, dv, causal, dtype, _get(entry, "gpu", str))
+    return key, _get(entry, "kernel", str)
+
+
+def _kernel(folder: Path, name: str, body: dict[str, Any]) -> KernelEntry:
+    arch, digest = _get(body, "arch", str), _get(body, "cubin_sha256", str)
+    if not _ARCH.fullmatch(arch):
+        raise _Fault(f"kernel {name}: arch {arch!r}")
+    if not _HEX.fullmatch(digest):
+        raise _Fault(f"kernel {name}: cubin_sha256 {digest!r}")
+    parameters = _fields(body.get("parameters"), f"parameters of {name}")
+    launches = _list(body.get("launches"), f"launches of {name}")
+    workspaces = _list(body.get("workspaces"), f"workspaces of {name}")
+    return KernelEntry(
+        name,
+        _file(folder, _get(body, "cubin", str)),
+        digest,
+        arch,
+        tuple(_launch(_fields(x, f"launch of {name}")) for x in launches),
+        tuple(_workspace(_fields(x, f"workspace of {name}")) for x in workspaces),
+        {p: _get(parameters, p, int) for p in parameters},
+    )
+
+
+def _file(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not _FILE.fullmatch(name) or path.resolve().parent != (folder / "kernels").resolve():
+        raise _Fault(f"file {name!r} is not in the folder's kernels/")
+    return path
+
+
+def _launch(body: dict[str, Any]) -> launch.Launch:
+    grid = [_fields(x, "grid axis") for x in _list(body.get("grid"), "grid")]
+    args = [_fields(x, "argument") for x in _list(body.get("args"), "args")]
+    return launch.Launch(
+        _get(body, "entry", str),
+        _get(body, "threads", int, 1, 1024),
+        _get(body, "smem_bytes", int, 0, 1 << 20),
+        tuple(launch.Axis(_get(x, "length", str), _get(x, "tile", int, 1)) for x in grid),
+        tuple(launch.Arg(_get(x, "kind", str), _get(x, "name", str)) for x in args),
+    )
+
+
+def _workspace(body: dict[str, Any]) -> Workspace:
+    axes = _list(body.get("shape"), "workspace shape")
+    if not all(isinstance(a, str) for a in axes):
+        raise _Fault(f"workspace shape {axes!r}")
+    return Workspace(_get(body, "name", str), tuple(axes))
+
+
+def _fields(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Fault(f"{what} is not an object")
+    return value
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _Fault(f"{what} is not a list")
+    return value
+
+
+def _get(body: dict[str, Any], name: str, kind: type[Any], low: int = -1, high: int = 0) -> Any:
+    """Return a field of exactly this type; whole numbers lie in low..high (0: 31 bits)."""
+    value = body.get(name)
+    if type(value) is not kind:  # exact: True is no number
+        raise _Fault(f"{name}: {value!r} is not of type {kind.__name__}")
+    if isinstance(value, int) and not low <= value <= (high or launch.INT32_MAX):
+        raise _Fault(f"{name}: {value} is out of range")
+    return value

@@ -1,0 +1,48 @@
+"""A clock without a device: each call says how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tuner.evaluate.clock import Launcher
+
+
+class ScriptedClock:
+    """Runs the calls and adds up what they say; `default_us` for calls that say nothing."""
+
+    def __init__(self, first_factor: float = 1.0, default_us: float = 1000.0) -> None:
+        self.log: list[str] = []
+        self.graphs: list[int] = []
+        self.first_factor = first_factor
+        self.default_us = default_us
+        self._elapsed: float | None = None
+
+    def call(self, name: str, us: float, then: Callable[[], object] = lambda: None) -> Launcher:
+        """Make a call of a given length."""
+
+        def run() -> None:
+            self.log.append(name)
+            self._elapsed = (self._elapsed or 0.0) + us
+            then()
+
+        return run
+
+    def windows_us(self, calls: Sequence[Launcher]) -> list[float]:
+        """See `Clock.windows_us`."""
+        times = []
+        for n, call in enumerate(calls):
+            self._elapsed = None
+            call()
+            us = self.default_us if self._elapsed is None else self._elapsed
+            times.append(us * (self.first_factor if n == 0 else 1.0))
+        return times
+
+    def graphed(self, calls: Sequence[Launcher]) -> Launcher:
+        """See `Clock.graphed`."""
+        self.graphs.append(len(calls))
+
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay

@@ -1,0 +1,83 @@
+"""What a GPU worker keeps between jobs: the device, the judge with its caches, the meter."""
+
+from __future__ import annotations
+
+import functools
+from importlib import metadata
+
+import torch
+
+from runs.record import Note, Scalar
+from space.gpu import gpu_of_device_name
+from tuner.evaluate import timing, verify
+from tuner.evaluate.clock import FLUSH_BYTES, CudaClock
+from tuner.evaluate.conditions import Meter
+from tuner.evaluate.finals import ROUNDS
+from tuner.evaluate.judge import Judge
+from tuner.evaluate.launch import LoadedKernel
+from tuner.evaluate.peers import versions
+
+
+class Bench:
+    """One CUDA device. Nothing touches it before a job does."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
+
+    @functools.cached_property
+    def judge(self) -> Judge:
+        """The judge of this device."""
+        gpu = gpu_of_device_name(torch.cuda.get_device_name(self.device))
+        return Judge(self.device, CudaClock(self.device), LoadedKernel, gpu)
+
+    @functools.cached_property
+    def meter(self) -> Meter:
+        """Reads clocks and temperature."""
+        return Meter(self.device)
+
+    def sum_of_ones(self) -> int:
+        """Return what the device makes of a sum whose value is known: 1024."""
+        return int(torch.ones(1024, device=self.device, dtype=torch.int32).sum())
+
+    def facts(self) -> tuple[Note, ...]:
+        """Return versions, conditions and protocol, for the record."""
+        properties = torch.cuda.get_device_properties(self.device)
+        reading = self.meter.read()
+        environment: dict[str, Scalar] = {
+            "device": properties.name,
+            "sm": properties.major * 10 + properties.minor,
+            "sms": properties.multi_processor_count,
+            **versions(),
+            **{p: _version(p) for p in ("cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cutlass")},
+            "driver": _driver_version(),
+            "conditions": str(reading) if reading is not None else "NVML does not answer",
+        }
+        plan = timing.TRIAL_PLAN
+        protocol: dict[str, Scalar] = {
+            "error_factor": verify.ERROR_FACTOR,
+            "error_floor": verify.ERROR_FLOOR,
+            "cosine_min": verify.COSINE_MIN,
+            "l2_flush_bytes": FLUSH_BYTES,
+            "warmup_us": plan.warmup_us,
+            "trial_samples": f"{plan.min_samples} to {plan.max_samples}",
+            "final_rounds": ROUNDS,
+            "interval": "95% of the median, order statistics",
+            "flops": "2*B*H*pairs*(D+Dv), pairs = visible (query, key) pairs, causal bottom-right",
+        }
+        return Note("environment", tuple(environment.items())), Note(
+            "protocol", tuple(protocol.items())
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _driver_version() -> str:
+    from cuda.bindings import driver
+
+    status, number = driver.cuDriverGetVersion()
+    return f"CUDA {number // 1000}.{number % 1000 // 10}" if int(status) == 0 else "unknown"

@@ -1,0 +1,65 @@
+"""Which small problems a kernel must get right: fixed ones for a trial, drawn ones that are hidden.
+
+They are small on purpose: a trial is judged in a few milliseconds, and their answers are worked
+out once in a worker. Lengths lie off every tile; KV groups are no power of two.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from space.variant import Problem, Shape
+from tuner.evaluate.inputs import Check, Data, Layout
+
+#: (query heads, KV heads) of the small problems, by variant
+HEADS = {"mha": (3, 3), "gqa": (6, 2), "mqa": (5, 1), "mla": (3, 3)}
+HIDDEN_LAYOUTS = (Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED)
+HIDDEN_DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE)
+
+
+def small_shape(problem: Problem, batch: int, seqlen_q: int, seqlen_k: int) -> Shape:
+    """A shape of `problem` with few heads, at the heads ratio of its variant."""
+    heads, kv_heads = HEADS[problem.variant]
+    return Shape(
+        batch, heads, kv_heads, seqlen_q, seqlen_k,
+        problem.head_dim, problem.head_dim_v, problem.causal,
+    )  # fmt: skip
+
+
+def trial_checks(problem: Problem) -> tuple[Check, ...]:
+    """The special problems of every trial."""
+
+    def check(name: str, q: int, k: int, data: Data, layout: Layout, batch: int = 1) -> Check:
+        return Check(name, small_shape(problem, batch, q, k), data, layout, seed=len(name))
+
+    checks = [
+        check("ragged lengths", 197, 333, Data.NORMAL, Layout.HEADS_FIRST, batch=2),
+        check("large logits", 256, 256, Data.NORMAL_3, Layout.PACKED),
+        check("very negative logits", 130, 331, Data.NEGATIVE, Layout.EMBEDDED),
+        check("logits past a sentinel", 70, 203, Data.SENTINEL, Layout.INTERLEAVED),
+        check("one query", 1, 130, Data.MEAN_ONE, Layout.PACKED, batch=2),
+    ]
+    if problem.causal:
+        # rows 0 to 127 see nothing: their first key block, and every other, is masked
+        checks.append(check("rows that see nothing", 200, 72, Data.NEGATIVE, Layout.PACKED))
+        checks.append(check("first key block masked", 88, 448, Data.NEGATIVE, Layout.PACKED))
+    return tuple(checks)
+
+
+def hidden_checks(problem: Problem, seed: int, count: int) -> tuple[Check, ...]:
+    """`count` problems drawn from `seed`: lengths, batch, data and layout that no tuning saw."""
+    rng = random.Random(f"{problem.key} {seed}")
+    return tuple(_hidden(problem, rng, n) for n in range(count))
+
+
+def _hidden(problem: Problem, rng: random.Random, n: int) -> Check:
+    q, k = rng.randint(1, 400), rng.randint(1, 700)
+    shape = small_shape(problem, rng.randint(1, 3), q, k)
+    layout, data = rng.choice(HIDDEN_LAYOUTS), rng.choice(HIDDEN_DATA)
+    return Check(f"hidden {n}: Sq={q} Sk={k}", shape, data, layout, seed=rng.getrandbits(31))
+
+
+def canary_checks(problem: Problem) -> Iterator[Check]:
+    """What a known-good kernel is asked after a fault: one small problem."""
+    yield trial_checks(problem)[0]

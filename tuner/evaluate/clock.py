@@ -1,0 +1,64 @@
+"""Takes times: one cold window around each launch, between two events of the device.
+
+The window is the referee's: the L2 cache is flushed, then event, launch, event, with no wait in
+between; one full synchronisation comes at the end. Short kernels are timed as a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+Launcher = Callable[[], object]
+
+FLUSH_BYTES = 256 << 20  #: more than the L2 of any card, and long enough to hide the host's part
+
+
+class Clock(Protocol):
+    """What `timing` needs to know of time."""
+
+    def windows_us(self, calls: Sequence[Launcher]) -> list[float]:
+        """Return the time of each call in microseconds, L2 flushed before each."""
+
+    def graphed(self, calls: Sequence[Launcher]) -> Launcher:
+        """Return one call that runs all of them without the host in between."""
+
+
+class CudaClock:
+    """The clock of one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self._device = device
+
+    def windows_us(self, calls: Sequence[Launcher]) -> list[float]:
+        """See `Clock.windows_us`. A fault of a kernel is raised here, by torch."""
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in calls
+        ]
+        for call, (start, stop) in zip(calls, events, strict=True):
+            self._flush.zero_()
+            start.record()
+            call()
+            stop.record()
+        torch.cuda.synchronize(self._device)
+        return [start.elapsed_time(stop) * 1e3 for start, stop in events]
+
+    def graphed(self, calls: Sequence[Launcher]) -> Launcher:
+        """See `Clock.graphed`. Raises RuntimeError where a call cannot be captured."""
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            calls[0]()  # lazy set-up must not be captured
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        replay: Launcher = graph.replay
+        replay()
+        torch.cuda.synchronize(self._device)
+        return replay

@@ -1,0 +1,233 @@
+"""Seeded Q, K and V for a shape: data that finds bugs, in layouts that find bugs.
+
+Tensors are [batch, rows, heads, columns]. `make` is the entry; a `Check` names what it makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from space.variant import DType, Shape
+
+TORCH_DTYPE = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
+
+Draw = Callable[..., torch.Tensor]  #: draw(*sizes) gives N(0,1) in float32
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Data(StrEnum):
+    """What the numbers are."""
+
+    NORMAL = "N(0,1)"
+    NORMAL_3 = "3*N(0,1)"
+    MEAN_ONE = "N(0,1), V = 1 + 0.1*N(0,1)"
+    NEGATIVE = "every visible logit near -120, V = 1 + 0.1*N(0,1)"
+    SENTINEL = "every logit equal and past -1e5, V = 1 + 0.1*N(0,1)"
+    SCORES_OVERFLOW = "raw scores 90000, V = 1 + 0.1*N(0,1)"
+    COUNTING = "q = 0, v[j] = j + 1"
+    HEAD_CONSTANT = "V of kv head g is g + 1"
+    ALL_133120 = "all elements 133120"
+
+
+class Layout(StrEnum):
+    """Where the numbers are."""
+
+    PACKED = "contiguous"
+    HEADS_FIRST = "made as [B,H,S,D], passed by transpose"
+    ROWS_FIRST = "made as [S,B,H,D], passed by transpose"
+    INTERLEAVED = "q, k, v split from one buffer [S,B,columns]"
+    SECOND_ROW = "K is every second row of a buffer, skipped rows NaN"
+    EMBEDDED = "views into larger buffers, NaN before and past the end"
+    SHARED_HEADS = "K and V expanded over heads with stride 0"
+    ODD_POINTER = "views that start one element into their buffers"
+    SECOND_COLUMN = "last dimension has stride 2"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One small problem to judge a kernel on; `scale` 0 stands for the shape's default."""
+
+    name: str
+    shape: Shape
+    data: Data = Data.NORMAL
+    layout: Layout = Layout.PACKED
+    seed: int = 0
+    scale: float = 0.0
+
+    @property
+    def softmax_scale(self) -> float:
+        """The scale the kernel is called with."""
+        return self.scale or self.shape.default_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Q, K and V of one problem with its scale and mask."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    causal: bool
+
+    @property
+    def tensors(self) -> Triple:
+        """Q, K and V."""
+        return self.q, self.k, self.v
+
+
+def make(check: Check, dtype: DType, device: torch.device) -> Inputs:
+    """Make the inputs of `check`; the same check, dtype and device give the same bits."""
+    generator = torch.Generator(device).manual_seed(check.seed)
+
+    def draw(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, device=device, generator=generator)
+
+    kind = TORCH_DTYPE[dtype]
+    values = [t.to(kind) for t in RECIPES[check.data](check.shape, check.softmax_scale, draw)]
+    q, k, v = lay_out((values[0], values[1], values[2]), check.layout)
+    return Inputs(q, k, v, check.softmax_scale, check.shape.causal)
+
+
+# ---- data --------------------------------------------------------------------------------------
+
+
+def _normal(s: Shape, draw: Draw, factor: float = 1.0) -> Triple:
+    q = draw(s.batch, s.seqlen_q, s.heads, s.head_dim)
+    k = draw(s.batch, s.seqlen_k, s.kv_heads, s.head_dim)
+    v = draw(s.batch, s.seqlen_k, s.kv_heads, s.head_dim_v)
+    return q * factor, k * factor, v * factor
+
+
+def _mean_one(s: Shape, draw: Draw, factor: float = 1.0) -> Triple:
+    q, k, v = _normal(s, draw)
+    return q * factor, k * factor, 1 + 0.1 * v
+
+
+def _constant_logit(s: Shape, draw: Draw, noise: float, q0: float, k0: float) -> Triple:
+    """Q and K whose product is q0*k0 in every place, and little noise besides."""
+    q, k, v = _mean_one(s, draw, noise)
+    q[..., 0], k[..., 0] = q0, k0
+    return q, k, v
+
+
+def _negative(s: Shape, scale: float, draw: Draw) -> Triple:
+    return _constant_logit(s, draw, 0.1, 1.0, -120.0 / scale)
+
+
+def _sentinel(s: Shape, scale: float, draw: Draw) -> Triple:
+    # powers of two in both 16-bit types, so that every logit has the same bits
+    q0 = 2.0 ** math.ceil(math.log2(1e5 / scale) / 2)
+    return _constant_logit(s, draw, 0.0, q0, -q0)
+
+
+def _counting(s: Shape, scale: float, draw: Draw) -> Triple:
+    q, k, v = _normal(s, draw)
+    rows = torch.arange(1, s.seqlen_k + 1, device=v.device, dtype=v.dtype)
+    return torch.zeros_like(q), k, rows.view(1, -1, 1, 1).expand_as(v).clone()
+
+
+def _head_constant(s: Shape, scale: float, draw: Draw) -> Triple:
+    q, k, v = _normal(s, draw)
+    heads = torch.arange(1, s.kv_heads + 1, device=v.device, dtype=v.dtype)
+    return q, k, heads.view(1, 1, -1, 1).expand_as(v).clone()
+
+
+def _all_133120(s: Shape, scale: float, draw: Draw) -> Triple:
+    q, k, v = _normal(s, draw)
+    return q.fill_(133120.0), k.fill_(133120.0), v.fill_(133120.0)
+
+
+RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
+    Data.NORMAL: lambda s, scale, draw: _normal(s, draw),
+    Data.NORMAL_3: lambda s, scale, draw: _normal(s, draw, 3.0),
+    Data.MEAN_ONE: lambda s, scale, draw: _mean_one(s, draw),
+    Data.NEGATIVE: _negative,
+    Data.SENTINEL: _sentinel,
+    Data.SCORES_OVERFLOW: lambda s, scale, draw: _constant_logit(s, draw, 0.0, 300.0, 300.0),
+    Data.COUNTING: _counting,
+    Data.HEAD_CONSTANT: _head_constant,
+    Data.ALL_133120: _all_133120,
+}
+
+# ---- layouts -----------------------------------------------------------------------------------
+
+
+def lay_out(values: Triple, layout: Layout) -> Triple:
+    """Return tensors equal to packed `values`, stored as `layout` says."""
+    q, k, v = values
+    match layout:
+        case Layout.HEADS_FIRST:
+            return _stored(q, 0, 2, 1, 3), _stored(k, 0, 2, 1, 3), _stored(v, 0, 2, 1, 3)
+        case Layout.ROWS_FIRST:
+            return _stored(q, 1, 0, 2, 3), _stored(k, 1, 0, 2, 3), _stored(v, 1, 0, 2, 3)
+        case Layout.INTERLEAVED:
+            return _interleaved(q, k, v)
+        case Layout.SECOND_ROW:
+            return q, _second_row(k), v
+        case Layout.EMBEDDED:
+            return _embedded(q), _embedded(k), _embedded(v)
+        case Layout.SHARED_HEADS:
+            heads = q.shape[2]
+            return q, k[:, :, :1].expand(-1, -1, heads, -1), v[:, :, :1].expand(-1, -1, heads, -1)
+        case Layout.ODD_POINTER:
+            return _shifted(q), _shifted(k), _shifted(v)
+        case Layout.SECOND_COLUMN:
+            return _second_column(q), _second_column(k), _second_column(v)
+    return values
+
+
+def _stored(t: torch.Tensor, *order: int) -> torch.Tensor:
+    """Store `t` contiguous in another order of its axes; the orders used are their own inverse."""
+    return t.permute(order).contiguous().permute(order)
+
+
+def _interleaved(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Triple:
+    if q.shape[1] != k.shape[1]:  # different lengths share no row: only K and V are interleaved
+        k, v = _split_views(k, v)
+        return q, k, v
+    q, k, v = _split_views(q, k, v)
+    return q, k, v
+
+
+def _split_views(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    columns = [t.transpose(0, 1).flatten(2) for t in tensors]  # [S, B, heads * columns] each
+    buffer = torch.cat(columns, dim=2)
+    parts = buffer.split([c.shape[2] for c in columns], dim=2)
+    return [
+        part.unflatten(2, (t.shape[2], t.shape[3])).transpose(0, 1)
+        for part, t in zip(parts, tensors, strict=True)
+    ]
+
+
+def _second_row(t: torch.Tensor) -> torch.Tensor:
+    b, s, h, d = t.shape
+    buffer = t.new_full((b, 2 * s, h, d), math.nan)
+    buffer[:, ::2] = t
+    return buffer[:, ::2]
+
+
+def _embedded(t: torch.Tensor) -> torch.Tensor:
+    b, s, h, d = t.shape
+    buffer = t.new_full((b + 1, s + 64, h, d), math.nan)
+    view = buffer[:b, 16 : 16 + s]
+    view.copy_(t)
+    return view
+
+
+def _shifted(t: torch.Tensor) -> torch.Tensor:
+    buffer = t.new_full((t.numel() + 8,), math.nan)
+    view = buffer[1 : 1 + t.numel()].view(t.shape)
+    view.copy_(t)
+    return view
+
+
+def _second_column(t: torch.Tensor) -> torch.Tensor:
+    buffer = t.new_full((*t.shape[:-1], 2 * t.shape[-1]), math.nan)
+    buffer[..., ::2] = t
+    return buffer[..., ::2]

@@ -1,0 +1,185 @@
+"""One trial, start to end: load, check, time, report.
+
+The device, the answers and the timed inputs live here across trials; nothing of a kernel does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+
+from codegen.kernel import KernelSource
+from runs.record import Measured, Outcome, Rejected, Stage, Timing, TrialClass
+from space.gpu import GpuSpec
+from space.variant import DType, Problem, Shape
+from tuner.evaluate.arena import Arena, Bay
+from tuner.evaluate.checks import canary_checks, hidden_checks, trial_checks
+from tuner.evaluate.clock import Clock
+from tuner.evaluate.inputs import Check, make
+from tuner.evaluate.launch import LaunchError, Prepare
+from tuner.evaluate.output import same_bits
+from tuner.evaluate.timing import TRIAL_PLAN, Plan, check_possible, measure, warm_up
+from tuner.evaluate.verify import Exam, grade, set_exam, synchronize, verify
+
+HIDDEN_CHECKS = 2  #: drawn problems of a trial
+REPEATS, MANY_REPEATS = 2, 20
+EXAMS_KEPT = 256
+
+
+class Kernel(Protocol):
+    """A loaded kernel."""
+
+    @property
+    def prepare(self) -> Prepare: ...
+    def unload(self) -> None: ...
+
+
+Load = Callable[[KernelSource, bytes, torch.device], Kernel]
+
+
+class Judge:
+    """Judges kernels on one device, one after the other."""
+
+    def __init__(
+        self, device: torch.device, clock: Clock, load: Load, gpu: GpuSpec | None,
+        plan: Plan = TRIAL_PLAN,
+    ) -> None:  # fmt: skip
+        """`gpu` is the card that the roofline is taken from; None leaves that check out."""
+        self.device = device
+        self.clock = clock
+        self.load = load
+        self.gpu = gpu
+        self.plan = plan
+        self._exams: dict[tuple[Check, DType], Exam] = {}
+        self._arena: Arena | None = None
+
+    def judge(
+        self, problem: Problem, source: KernelSource, image: bytes, shapes: tuple[Shape, ...],
+        seed: int, best_us: Mapping[Shape, float],
+    ) -> Outcome:  # fmt: skip
+        """Check a kernel on small problems and time it on `shapes`. Device faults are raised."""
+        try:
+            kernel = self.load(source, image, self.device)
+        except LaunchError as error:
+            return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, str(error))
+        checks = (*trial_checks(problem), *hidden_checks(problem, seed, HIDDEN_CHECKS))
+        checked = self.check(kernel.prepare, problem, checks)
+        if isinstance(checked, Rejected):
+            kernel.unload()
+            return checked
+        outcome = self._time(kernel.prepare, problem, shapes, seed, best_us, checked)
+        kernel.unload()  # not in a finally: after a device fault there is nothing to free
+        return outcome
+
+    def check(
+        self, prepare: Prepare, problem: Problem, checks: tuple[Check, ...],
+        repeats: int = REPEATS,
+    ) -> float | Rejected:  # fmt: skip
+        """Return the worst error ratio over `checks`, or the first rejection.
+
+        One of them is repeated many times: a race shows on one problem as well as on all.
+        """
+        worst = 0.0
+        for n, check in enumerate(checks):
+            exam = self.exam(check, problem.dtype)
+            verdict = verify(prepare, exam, MANY_REPEATS if n == 0 else repeats)
+            if isinstance(verdict, Rejected):
+                return verdict
+            worst = max(worst, verdict)
+        return worst
+
+    def canary(self, problem: Problem, source: KernelSource, image: bytes) -> bool:
+        """Whether a kernel that was right before is right now."""
+        try:
+            kernel = self.load(source, image, self.device)
+        except LaunchError:
+            return False
+        verdict = self.check(kernel.prepare, problem, tuple(canary_checks(problem)))
+        kernel.unload()
+        return isinstance(verdict, float)
+
+    def exam(self, check: Check, dtype: DType) -> Exam:
+        """Return the problem with its answer, worked out once."""
+        key = check, dtype
+        if key not in self._exams:
+            if len(self._exams) >= EXAMS_KEPT:
+                self._exams.clear()
+            self._exams[key] = set_exam(check.name, make(check, dtype, self.device))
+        return self._exams[key]
+
+    def arena(self, shapes: tuple[Shape, ...], dtype: DType, seed: int) -> Arena:
+        """Return tensors that hold all of `shapes`, those of the trial before if they fit."""
+        if self._arena is None or not self._arena.holds(shapes, dtype, seed):
+            self._arena = None  # free before the larger one is made
+            self._arena = Arena(shapes, dtype, seed, self.device)
+        return self._arena
+
+    def _time(
+        self, prepare: Prepare, problem: Problem, shapes: tuple[Shape, ...], seed: int,
+        best_us: Mapping[Shape, float], worst: float,
+    ) -> Outcome:  # fmt: skip
+        arena = self.arena(shapes, problem.dtype, seed)
+        timings: list[Timing] = []
+        for n, shape in enumerate(shapes):
+            best = best_us.get(shape, math.inf)
+            timed = self._time_shape(prepare, arena.bay(shape), problem.dtype, best, n == 0)
+            if isinstance(timed, Rejected):
+                return timed
+            timing, ratio = timed
+            timings.append(timing)
+            worst = max(worst, ratio)
+        return Measured(tuple(timings), worst)
+
+    def _time_shape(
+        self, prepare: Prepare, bay: Bay, dtype: DType, best_us: float, cold: bool
+    ) -> tuple[Timing, float] | Rejected:
+        """Check before, time, and check after: same bits, inputs untouched, new data followed."""
+        launched = ask(prepare, bay, 0)
+        if isinstance(launched, Rejected):
+            return launched
+        first = bay.output.tensor.clone()
+        bay.output.poison()
+        calls = [prepare(*s.tensors, bay.output.tensor, s.scale) for s in bay.slots]
+        if cold:
+            warm_up(calls[0], self.clock, self.plan)
+        sample = measure(calls, self.clock, self.plan, best_us)
+        if not same_bits(bay.output.tensor, first):
+            return Rejected(
+                TrialClass.NONDETERMINISTIC, Stage.TIME,
+                f"timed shape {bay.shape.key}: the last timed launch gave other bits than the first",
+            )  # fmt: skip
+        again = ask(prepare, bay, 1)
+        if isinstance(again, Rejected):
+            return again
+        if self.gpu is not None:
+            impossible = check_possible(sample, bay.shape, dtype, self.gpu)
+            if impossible is not None:
+                return impossible
+        return sample.timing(bay.shape), max(launched, again)
+
+
+def ask(prepare: Prepare, bay: Bay, data_set: int) -> float | Rejected:
+    """Put a data set on slot 0, launch once on a poisoned output and judge it.
+
+    Before a new data set goes in, what the launches so far left of the old one is compared.
+    """
+    exam = bay.exams[data_set]
+    if data_set:
+        before = bay.exams[data_set - 1]
+        for name, now, was in zip("QKV", before.inputs.tensors, before.pristine, strict=True):
+            if not same_bits(now, was):
+                return Rejected(
+                    TrialClass.INPUT_MODIFIED, Stage.TIME,
+                    f"{exam.name}: {name} was changed by a timed launch",
+                )  # fmt: skip
+        bay.fill(data_set)
+    bay.output.poison()
+    try:
+        prepare(*exam.inputs.tensors, bay.output.tensor, exam.inputs.scale)()
+    except LaunchError as error:
+        return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, f"{exam.name}: {error}")
+    synchronize(bay.output.tensor.device)
+    return grade(exam)

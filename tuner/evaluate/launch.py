@@ -1,0 +1,81 @@
+"""The emitted kernel as a function of tensors; how it is packed and started is `runs`' business."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from codegen.kernel import KernelSource
+from runs.templates import launch as driver
+
+Launcher = Callable[[], None]
+#: prepare(q, k, v, out, scale) packs the arguments once; the result starts the kernel, no wait.
+Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], Launcher]
+
+LaunchError = driver.LaunchError
+
+ALIGNMENT_BYTES = 16  #: what one lane's copy moves
+
+
+class LoadedKernel:
+    """A cubin on a device, ready to be bound to tensors."""
+
+    def __init__(self, source: KernelSource, image: bytes, device: torch.device) -> None:
+        """Load the cubin. Raises LaunchError when the device refuses it."""
+        torch.zeros(1, device=device)  # torch makes the context that the module is loaded into
+        self._source = source
+        self._module = driver.load(image, device.index or 0)
+
+    def unload(self) -> None:
+        """Free the code; nothing prepared may run afterwards."""
+        self._module.unload()
+
+    def prepare(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float
+    ) -> Launcher:
+        """Pack a launch on these tensors. Raises LaunchError when it cannot be made as asked."""
+        if out.numel() == 0:
+            return _nothing  # a grid of 0 blocks is an error, an empty output is not
+        tensors = {"Q": q, "K": k, "V": v, "O": out}
+        for name, tensor in tensors.items():
+            check_alignment(name, tensor)
+        lengths = driver.problem_lengths(q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1])
+        for w in self._source.workspaces:
+            sizes = driver.workspace_shape(w.shape, lengths)
+            tensors[w.name] = torch.full(sizes, math.nan, dtype=torch.float32, device=q.device)
+        call = driver.prepare(
+            self._module, self._source.launches, tensors, lengths, {"scale": scale}
+        )
+
+        def start(held: object = tensors) -> None:  # the tensors live as long as the launch
+            call.launch(torch.cuda.current_stream().cuda_stream)
+
+        return start
+
+
+def _nothing() -> None:
+    return None
+
+
+def check_alignment(name: str, t: torch.Tensor) -> None:
+    """Raise LaunchError, naming the remedy, unless 16-byte copies can read every row of `t`."""
+    if t.numel() == 0:
+        return
+    if t.shape[3] > 1 and t.stride(3) != 1:
+        raise LaunchError(
+            f"{name}: last dimension has stride {t.stride(3)}, 1 is needed; call .contiguous()"
+        )
+    if t.data_ptr() % ALIGNMENT_BYTES:
+        raise LaunchError(
+            f"{name}: address {t.data_ptr():#x} is not a multiple of {ALIGNMENT_BYTES} bytes; "
+            f"copy it with .clone()"
+        )
+    elements = ALIGNMENT_BYTES // t.element_size()
+    for axis, what in enumerate(("batch", "row", "head")):
+        if t.shape[axis] > 1 and t.stride(axis) % elements:
+            raise LaunchError(
+                f"{name}: {what} stride {t.stride(axis)} is not a multiple of {elements} elements; "
+                f"call .contiguous()"
+            )

@@ -1,0 +1,63 @@
+"""An output tensor that shows what a kernel did not write, and what it wrote besides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+GUARD = 4096  #: elements on each side of the output; a multiple of what alignment asks for
+#: A NaN in both 16-bit types, with a payload that no arithmetic gives.
+POISON = 0x7FD5
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """`tensor` is [B, S, H, Dv] in the middle of `buffer`; guard bands lie on both sides."""
+
+    tensor: torch.Tensor
+    buffer: torch.Tensor  #: int16, flat
+
+    def poison(self) -> None:
+        """Fill the output and its guard bands with the poison."""
+        self.buffer.fill_(POISON)
+
+    def unwritten(self) -> torch.Tensor:
+        """Return where the output still holds the poison."""
+        return bits(self.tensor) == POISON
+
+    def guard_hits(self) -> torch.Tensor:
+        """Return how many elements of the guard bands were written, as a 0-d tensor."""
+        end = GUARD + self.tensor.numel()
+        touched = (self.buffer[:GUARD] != POISON).sum()
+        return touched + (self.buffer[end:] != POISON).sum()
+
+    def part(self, sizes: tuple[int, int, int, int]) -> Output:
+        """Return a smaller output at the start of this one, its guard band right behind it."""
+        numel = math.prod(sizes)
+        buffer = self.buffer[: numel + 2 * GUARD]
+        return Output(_between_guards(buffer, sizes, self.tensor.dtype), buffer)
+
+
+def allocate(sizes: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Output:
+    """Allocate a poisoned packed output."""
+    numel = math.prod(sizes)
+    buffer = torch.full((numel + 2 * GUARD,), POISON, dtype=torch.int16, device=device)
+    return Output(_between_guards(buffer, sizes, dtype), buffer)
+
+
+def _between_guards(
+    buffer: torch.Tensor, sizes: tuple[int, int, int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    return buffer[GUARD : GUARD + math.prod(sizes)].view(dtype).view(sizes)
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    """Return a 16-bit tensor's bits, so that NaN equals itself."""
+    return t.view(torch.int16)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return whether two 16-bit tensors have the same bits, as a 0-d tensor on their device."""
+    return (bits(a) == bits(b)).all()

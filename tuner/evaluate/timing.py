@@ -1,0 +1,117 @@
+"""How long a right kernel takes on one shape: an adaptive sample, its median and interval."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runs.record import Basis, Rejected, Stage, Timing, TrialClass
+from space.gpu import GpuSpec
+from space.variant import DType, Shape, flops, io_bytes
+from tuner.evaluate.clock import Clock, Launcher
+
+SHORT_US = 30.0  #: below this a window holds more launch than kernel
+GRAPH_US = 200.0  #: what a graph of short kernels lasts
+#: Datasheet rates hold at boost clock; a card may run some percent above it.
+ROOFLINE_SLACK = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many samples a shape is worth."""
+
+    min_samples: int = 5
+    max_samples: int = 15
+    budget_us: float = 12_000.0  #: sampling stops here once there are `min_samples`
+    warmup_us: float = 10_000.0  #: work before the first window of a trial
+    hopeless: float = 1.5  #: times the best known: no more than a first look is taken
+
+
+TRIAL_PLAN = Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Median of `count` windows and the 95% interval of the median, in microseconds."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    count: int
+
+    def timing(self, shape: Shape) -> Timing:
+        """Return the record of this sample."""
+        return Timing(shape, self.median_us, self.low_us, self.high_us, self.count, Basis.MEASURED)
+
+
+def summarise(times_us: Sequence[float]) -> Sample:
+    """Return the median with its interval from order statistics, which assumes no distribution.
+
+    With fewer than 6 samples no pair of order statistics covers 95%: the interval is the range.
+    """
+    ordered = sorted(times_us)
+    n = len(ordered)
+    rank = max(0, math.floor((n - 1.96 * math.sqrt(n)) / 2)) if n >= 6 else 0
+    return Sample(statistics.median(ordered), ordered[rank], ordered[n - 1 - rank], n)
+
+
+def warm_up(call: Launcher, clock: Clock, plan: Plan = TRIAL_PLAN) -> None:
+    """Launch until the device has worked for the plan's warm-up time."""
+    once = clock.windows_us([call])[0]
+    count = min(int(plan.warmup_us / max(once, 1.0)), 1000)
+    if count:
+        clock.windows_us([call] * count)
+
+
+def measure(
+    slots: Sequence[Launcher], clock: Clock, plan: Plan = TRIAL_PLAN, best_us: float = math.inf
+) -> Sample:
+    """Time a launch whose inputs rotate over `slots`; the last launch is always slot 0's.
+
+    A candidate slower than `plan.hopeless` times `best_us` is given two windows only.
+    """
+    per, calls = 1, list(slots)
+    _, *first = clock.windows_us(_rotation(calls, 3))  # the first after a wait reads low
+    if min(first) < SHORT_US:
+        per = max(len(calls), math.ceil(GRAPH_US / max(min(first), 1.0)))
+        calls = [clock.graphed(_rotation(calls, per))]
+        _, *first = (t / per for t in clock.windows_us(_rotation(calls, 3)))
+    if min(first) > plan.hopeless * best_us:
+        return summarise(first)
+    wanted = plan.budget_us / (max(min(first), 1e-3) * per)
+    count = int(max(plan.min_samples, min(plan.max_samples, wanted)))
+    rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)))
+    return summarise([*first, *(t / per for t in rest)])
+
+
+def _rotation(slots: Sequence[Launcher], count: int) -> list[Launcher]:
+    return [slots[i % len(slots)] for i in range(count - 1, -1, -1)]
+
+
+def roofline_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
+    """Return the least time the hardware allows: FLOPs at peak or bytes at full bandwidth.
+
+    What is written may stay in L2, so only what must be read counts as bytes.
+    """
+    written = shape.batch * shape.seqlen_q * shape.heads * shape.head_dim_v * dtype.bytes
+    compute = flops(shape) / (gpu.tensor_tflops * 1e6)
+    memory = (io_bytes(shape, dtype) - written) / (gpu.bandwidth_gbs * 1e3)
+    return max(compute, memory)
+
+
+def check_possible(sample: Sample, shape: Shape, dtype: DType, gpu: GpuSpec) -> Rejected | None:
+    """Return the rejection of a time that no kernel on `gpu` can have, with the numbers."""
+    if not all(math.isfinite(t) and t > 0 for t in (sample.low_us, sample.median_us)):
+        return Rejected(
+            TrialClass.TIMING_INVALID, Stage.TIME, f"{shape.key}: {sample.median_us} us measured"
+        )
+    floor = ROOFLINE_SLACK * roofline_us(shape, dtype, gpu)
+    if sample.median_us >= floor:
+        return None
+    return Rejected(
+        TrialClass.IMPOSSIBLE_TIME, Stage.TIME,
+        f"{shape.key}: {sample.median_us:.2f} us measured, {floor:.2f} us is the least that "
+        f"{gpu.title} allows ({gpu.tensor_tflops:g} TFLOP/s, {gpu.bandwidth_gbs:g} GB/s)",
+    )  # fmt: skip

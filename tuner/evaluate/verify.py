@@ -1,0 +1,226 @@
+"""Decides whether a kernel is right. The launch is injected, so any callable can be judged.
+
+The order is: launch, guard bands, inputs, holes, NaN and Inf maps, error, cosine, the same with V
+negated, repeats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from runs.record import Rejected, Stage, TrialClass
+from tuner.evaluate.inputs import Inputs
+from tuner.evaluate.launch import Launcher, LaunchError, Prepare
+from tuner.evaluate.output import Output, allocate, same_bits
+from tuner.evaluate.reference import Expected, Part, expect
+
+ERROR_FACTOR = 2.0  #: times the error of plain attention at the same dtype
+ERROR_FLOOR = 1e-5
+COSINE_MIN = 0.9999
+#: A wider error than this times plain attention's is no rounding: the output is wrong.
+PRECISION_FACTOR = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """A problem ready to be given to any number of kernels: inputs, their copy, the answer."""
+
+    name: str
+    inputs: Inputs
+    pristine: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    expected: Expected
+    output: Output
+
+    @property
+    def output_sizes(self) -> tuple[int, int, int, int]:
+        """B, Sq, Hq, Dv."""
+        q, v = self.inputs.q, self.inputs.v
+        return q.shape[0], q.shape[1], q.shape[2], v.shape[3]
+
+
+def set_exam(name: str, inputs: Inputs) -> Exam:
+    """Work out the answer of a problem once."""
+    q, v = inputs.q, inputs.v
+    output = allocate((q.shape[0], q.shape[1], q.shape[2], v.shape[3]), q.dtype, q.device)
+    q_copy, k_copy, v_copy = (t.clone() for t in inputs.tensors)
+    return Exam(name, inputs, (q_copy, k_copy, v_copy), expect(inputs), output)
+
+
+def verify(prepare: Prepare, exam: Exam, repeats: int = 1) -> float | Rejected:
+    """Return the worst error over plain attention's own, or why the kernel is not right.
+
+    The answer must follow the data at the same addresses (V is negated once), and `repeats` more
+    launches must give the same bits. Device faults are raised by torch.
+    """
+    inputs, output = exam.inputs, exam.output
+    try:
+        launch = prepare(*inputs.tensors, output.tensor, inputs.scale)
+        graded = _ask(launch, exam)
+    except LaunchError as error:
+        return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, f"{exam.name}: {error}")
+    if isinstance(graded, Rejected):
+        return _blame(launch, exam, graded)
+    first = output.tensor.clone()
+    flipped = _ask(launch, exam, -1)
+    if isinstance(flipped, Rejected):
+        return _blame(launch, exam, flipped)
+    return _repeat(launch, exam, first, repeats) or max(graded, flipped)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device; a fault of the kernel is raised here."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _ask(launch: Launcher, exam: Exam, sign: int = 1) -> float | Rejected:
+    """Launch on a poisoned output, with V as it is or negated, and judge what is there then."""
+    values = _stored_once(exam.inputs.v)
+    if sign < 0:
+        values.neg_()
+    exam.output.poison()
+    launch()
+    synchronize(values.device)
+    graded = grade(exam, sign)
+    if sign < 0:
+        values.neg_()
+    return graded
+
+
+def _stored_once(t: torch.Tensor) -> torch.Tensor:
+    """The elements of an expanded tensor that are in memory."""
+    return t[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())]
+
+
+def _blame(launch: Launcher, exam: Exam, first: Rejected) -> Rejected:
+    """A kernel that was wrong once and then follows its inputs is not wrong but unsteady."""
+    restore(exam)
+    if first.trial_class is TrialClass.INPUT_MODIFIED:
+        return first
+    for sign in (-1, 1):
+        again = _ask(launch, exam, sign)
+        restore(exam)
+        if isinstance(again, Rejected):
+            return first
+    return Rejected(
+        TrialClass.NONDETERMINISTIC, Stage.VERIFY, f"wrong, then right on repeat: {first.reason}"
+    )
+
+
+def restore(exam: Exam) -> None:
+    """Put the inputs back after a kernel that may have changed them."""
+    for tensor, copy in zip(exam.inputs.tensors, exam.pristine, strict=True):
+        _stored_once(tensor).copy_(_stored_once(copy.expand(tensor.shape)))
+
+
+def _repeat(launch: Launcher, exam: Exam, first: torch.Tensor, repeats: int) -> Rejected | None:
+    """Launch again and again; the bits must stay. The device is asked once, at the end."""
+    steady = []
+    for _ in range(repeats):
+        exam.output.poison()
+        launch()
+        steady.append(same_bits(exam.output.tensor, first))
+    if not steady:
+        return None
+    changed = [i for i, same in enumerate(torch.stack(steady).tolist()) if not same]
+    if not changed:
+        return None
+    return Rejected(
+        TrialClass.NONDETERMINISTIC, Stage.VERIFY,
+        f"{exam.name}: repeat {changed[0] + 1} of {repeats} gave other bits than the first launch; "
+        f"{len(changed)} did",
+    )  # fmt: skip
+
+
+def grade(exam: Exam, sign: int = 1) -> float | Rejected:
+    """Judge what lies in the exam's output now; `sign` is -1 when V is negated."""
+    inputs, output = exam.inputs, exam.output
+    hits = int(output.guard_hits())
+    if hits:
+        return _wrong(exam, f"{hits} elements outside the output were written")
+    before = (*exam.pristine[:2], exam.pristine[2] if sign > 0 else -exam.pristine[2])
+    for name, now, was in zip("QKV", inputs.tensors, before, strict=True):
+        if not same_bits(now, was):
+            return Rejected(
+                TrialClass.INPUT_MODIFIED, Stage.VERIFY, f"{exam.name}: {name} was changed"
+            )
+    holes = output.unwritten()
+    if holes.any():
+        first = tuple(holes.nonzero()[0].tolist())
+        return _wrong(
+            exam, f"{int(holes.sum())} elements never written, first [b, s, h, d] {first}"
+        )
+    worst = 0.0
+    for part in exam.expected:
+        signed = part if sign > 0 else replace(part, exact=-part.exact)
+        ratio = compare(output.tensor[part.index], signed, exam.name)
+        if isinstance(ratio, Rejected):
+            return ratio
+        worst = max(worst, ratio)
+    return worst
+
+
+def compare(
+    got: torch.Tensor, part: Part, name: str, factor: float = ERROR_FACTOR
+) -> float | Rejected:
+    """Return the error over plain attention's own in one part, or the evidence against it."""
+    if not got.numel():
+        return 0.0
+    exact = part.exact
+    rounded = exact.to(got.dtype)  # an exact value past the 16-bit range is Inf in a right output
+    finite = rounded.isfinite()
+    unlike = torch.where(finite, ~got.isfinite(), ~_same_special(got, rounded))
+    if unlike.any():
+        at = _first(unlike, part)
+        return Rejected(
+            TrialClass.WRONG_OUTPUT, Stage.VERIFY,
+            f"{name}: {_value(got, at, part)} at [b, s, h, d] {at} where "
+            f"{_value(exact, at, part):.6g} is right; {int(unlike.sum())} such NaN or Inf",
+        )  # fmt: skip
+    error = torch.where(finite, (got.double() - exact).abs(), 0.0)
+    largest = float(error.max())
+    own = part.own_error + ERROR_FLOOR / ERROR_FACTOR
+    ratio = largest / own
+    cosine = _cosine(got.double()[finite], exact[finite])
+    if ratio <= factor and cosine >= COSINE_MIN:
+        return ratio
+    at = _first(error == largest, part)
+    slight = ratio <= PRECISION_FACTOR and cosine >= COSINE_MIN
+    return Rejected(
+        TrialClass.PRECISION if slight else TrialClass.WRONG_OUTPUT, Stage.VERIFY,
+        f"{name}: {_value(got, at, part):.6g} at [b, s, h, d] {at} where "
+        f"{_value(exact, at, part):.6g} is right: error {largest:.3g}, limit "
+        f"{factor * own:.3g} ({factor:g}x plain attention's own + {ERROR_FLOOR:g}), "
+        f"cosine {cosine:.6f}, {int((error > factor * own).sum())} elements over the limit",
+    )  # fmt: skip
+
+
+def _same_special(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return (got.isnan() & right.isnan()) | (got == right)
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    norms = float(a.norm() * b.norm())
+    if norms == 0.0 or not math.isfinite(norms):
+        return 1.0  # all zero, or past what a cosine can tell: the error bound decides alone
+    return float(a @ b) / norms
+
+
+def _first(mask: torch.Tensor, part: Part) -> tuple[int, ...]:
+    """The place of the first true element, in the coordinates of the whole output."""
+    place: list[int] = mask.nonzero()[0].tolist()
+    starts = [s.start or 0 for s in part.index]
+    return (*(p + s for p, s in zip(place, starts, strict=False)), place[3])
+
+
+def _value(t: torch.Tensor, at: tuple[int, ...], part: Part) -> float:
+    starts = [s.start or 0 for s in part.index]
+    local = [a - s for a, s in zip(at, starts, strict=False)]
+    return float(t[local[0], local[1], local[2], at[3]])
+
+
+def _wrong(exam: Exam, evidence: str) -> Rejected:
+    return Rejected(TrialClass.WRONG_OUTPUT, Stage.VERIFY, f"{exam.name}: {evidence}")

@@ -1,1 +1,1 @@
-"""The TL language: parser, checker, binder, printer and interpreter. Never imports `codegen.cute`."""
+"""The TL language: parser, checker, binder, printer and interpreter; it never imports cute/."""

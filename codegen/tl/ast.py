@@ -128,7 +128,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`lo:hi` of an operand's axis; both None is the whole axis."""
+    """`lo:hi` of an operand's axis; both None is the whole axis. `[i]` is `[i:i + 1]`."""
 
     lo: Expr | None = None
     hi: Expr | None = None
@@ -216,10 +216,23 @@ Stmt = Param | Allocate | Copy | Gemm | Arith | Custom | Reshape | For | If
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """A statement about pipelines or roles, which the checker refuses: its text and its names."""
+
+    text: str
+    names: tuple[str, ...]
+    span: Span = field(default=NOWHERE, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Sketch:
     """A parsed program, holes kept."""
 
     statements: tuple[Stmt, ...]
+    #: barriers, waits, TMA marks and the like, which took no part in `statements`
+    refused: tuple[Refused, ...] = field(default=(), compare=False)
+    #: the text of the whole reply, line by line, for comments in emitted code
+    lines: tuple[str, ...] = field(default=(), compare=False)
 
 
 # ---- bound programs ----------------------------------------------------------------------------

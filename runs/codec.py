@@ -49,10 +49,11 @@ EVENTS: dict[str, type[Any]] = {
 OUTCOMES: dict[str, type[Any]] = {"measured": Measured, "rejected": Rejected, "broken": Broken}
 
 
-def to_text(value: Any) -> str:
-    """Return a record as one line of JSON. Raises CodecError on a number that is not finite."""
+def to_text(value: Any, indent: int | None = None) -> str:
+    """Return a record as JSON, one line unless `indent` is given. Raises CodecError on NaN, inf."""
+    separators = (",", ":") if indent is None else (",", ": ")
     try:
-        return json.dumps(to_json(value), allow_nan=False, separators=(",", ":"))
+        return json.dumps(to_json(value), allow_nan=False, indent=indent, separators=separators)
     except ValueError as error:
         raise CodecError(f"{type(value).__name__} cannot be written: {error}") from None
 

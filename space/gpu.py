@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from space.variant import DType, SpaceError
@@ -24,7 +25,7 @@ class GpuSpec:
     bandwidth_gbs: float
     l2_bytes: int
     clock_ghz: float
-    #: share of `tensor_tflops` that warp-level mma.sync reaches; below 1 where wgmma is the fast path
+    #: share of `tensor_tflops` that warp-level mma.sync reaches; below 1 where wgmma is faster
     mma_sync_fraction: float = 1.0
     registers_per_sm: int = 65536
     registers_per_thread: int = 255
@@ -76,11 +77,10 @@ def gpu_named(name: str) -> GpuSpec:
 
 
 def gpu_of_device_name(device_name: str) -> GpuSpec | None:
-    """Return the spec whose title is part of a CUDA device name, or None."""
-    text = device_name.lower()
-    # longest title first, so that "L40S" is not read as a shorter name
-    for gpu in sorted(GPUS.values(), key=lambda g: -len(g.title)):
-        if gpu.title.lower() in text:
+    """Return the spec whose title stands in a CUDA device name as words of its own, or None."""
+    for gpu in GPUS.values():
+        # whole words: a "GH200" is no H200, and its rates are others
+        if re.search(rf"(?<!\w){re.escape(gpu.title)}(?!\w)", device_name, re.IGNORECASE):
             return gpu
     return None
 
@@ -88,6 +88,4 @@ def gpu_of_device_name(device_name: str) -> GpuSpec | None:
 def check_dtype(gpu: GpuSpec, dtype: DType) -> None:
     """Raise SpaceError when `gpu` has no tensor cores for `dtype`, with what to use instead."""
     if dtype not in gpu.dtypes:
-        raise SpaceError(
-            f"{gpu.name} (sm_{gpu.sm}) has no {dtype} tensor cores; use --dtype fp16"
-        )
+        raise SpaceError(f"{gpu.name} (sm_{gpu.sm}) has no {dtype} tensor cores; use --dtype fp16")

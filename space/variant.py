@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -58,6 +59,9 @@ VARIANTS: dict[str, Variant] = {
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 PAPER_TOKENS = 16384
 HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
+SIZE_MAX = 2**31 - 1  #: of a batch, a head count or a length: kernels take them as int32
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 def variant_named(name: str) -> Variant:
@@ -138,9 +142,7 @@ def io_bytes(shape: Shape, dtype: DType) -> int:
 def check_shape(shape: Shape) -> None:
     """Raise SpaceError, naming the number and the limit, when `shape` is not a legal problem."""
     if shape.kv_heads < 1 or shape.heads < 1:
-        raise SpaceError(
-            f"heads must be at least 1, got Hq={shape.heads} and Hkv={shape.kv_heads}"
-        )
+        raise SpaceError(f"heads must be at least 1, got Hq={shape.heads} and Hkv={shape.kv_heads}")
     if shape.heads % shape.kv_heads:
         raise SpaceError(
             f"Hq={shape.heads} is not a multiple of Hkv={shape.kv_heads}; "
@@ -148,6 +150,8 @@ def check_shape(shape: Shape) -> None:
         )
     if min(shape.batch, shape.seqlen_q, shape.seqlen_k) < 0:
         raise SpaceError(f"negative size in shape {shape.key}")
+    if max(shape.batch, shape.heads, shape.seqlen_q, shape.seqlen_k) > SIZE_MAX:
+        raise SpaceError(f"shape {shape.key}: a size is past {SIZE_MAX}, the kernels' 32 bits")
     for name, dim in (("D", shape.head_dim), ("Dv", shape.head_dim_v)):
         if dim < HEAD_DIM_MIN or dim > HEAD_DIM_MAX or dim % HEAD_DIM_STEP:
             raise SpaceError(
@@ -158,13 +162,10 @@ def check_shape(shape: Shape) -> None:
 
 def parse_shape(text: str) -> Shape:
     """Parse `B,Hq,Hkv,Sq,Sk,D[,Dv]`. Raises SpaceError with what is wrong."""
-    parts = text.split(",")
-    try:
-        numbers = [int(p) for p in parts]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (6, 7):
+    parts = [p.strip() for p in text.split(",")]
+    if len(parts) not in (6, 7) or not all(_WHOLE.fullmatch(p) for p in parts):
         raise SpaceError(f"shape {text!r} is not B,Hq,Hkv,Sq,Sk,D[,Dv] with whole numbers")
+    numbers = [int(p) for p in parts]
     if len(numbers) == 6:
         numbers.append(numbers[5])
     batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v = numbers

@@ -296,13 +296,9 @@ def _device_fault(bench: Any) -> str | None:
     """Return what the device says when it no longer answers, or None when it is well."""
     if bench is None:
         return None
-    import torch
+    from tuner.evaluate.fault import device_fault
 
-    try:
-        torch.cuda.synchronize(bench.device)
-    except RuntimeError as error:
-        return str(error).strip().splitlines()[0]
-    return None
+    return device_fault(bench.device)
 
 
 def _die_with(parent: int) -> None:

@@ -73,9 +73,11 @@ class Worker:
     def __init__(self, device: int | None) -> None:
         """`device` is an index among the visible GPUs; None gives a process without a GPU."""
         self.device = device
+        self._closed = False
+        self._busy = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
 
     @property
     def pid(self) -> int | None:
@@ -84,6 +86,12 @@ class Worker:
 
     def start(self) -> None:
         """Start the process if it is not up. Raises WorkerUnavailable with its last words."""
+        with self._busy:
+            self._start()
+
+    def _start(self) -> None:
+        if self._closed:
+            raise WorkerUnavailable("the GPU worker was closed")
         if self._process is not None:
             return
         ours, theirs = Pipe()
@@ -109,7 +117,11 @@ class Worker:
 
     def run(self, job: Job[T]) -> T:
         """Run a job. Raises WorkerLost, JobFailed, WorkerUnavailable."""
-        self.start()
+        with self._busy:
+            return self._run(job)
+
+    def _run(self, job: Job[T]) -> T:
+        self._start()
         assert self._pipe is not None
         try:
             self._pipe.send_bytes(pickle.dumps(job))
@@ -169,9 +181,14 @@ class Worker:
             pipe.close()
 
     def close(self) -> None:
-        """End the process and free what the parent holds."""
-        self.kill()
-        self._stderr.close()
+        """End the process, also while another thread waits for its answer; it does not start again."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()  # who waits for it sees the end of the pipe and lets go
+        with self._busy:
+            self.kill()
+            self._stderr.close()
 
 
 def environment(device: int | None) -> dict[str, str]:

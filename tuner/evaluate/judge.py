@@ -149,7 +149,8 @@ class Judge:
         if not same_bits(bay.output.tensor, first):
             return Rejected(
                 TrialClass.NONDETERMINISTIC, Stage.TIME,
-                f"timed shape {bay.shape.key}: the last timed launch gave other bits than the first",
+                f"timed shape {bay.shape.key}: the last timed launch gave other bits than the "
+                "first",
             )  # fmt: skip
         again = ask(prepare, bay, 1)
         if isinstance(again, Rejected):

@@ -22,7 +22,8 @@ CONSERVATIVE = {
     "rescale_threshold": 0,
     "peel": 1,
     "blocks_per_sm": 1,
-    "raster": 0,
+    "head_group": 1,
+    "epilogue_smem": 1,
     "causal_longest_first": 1,
 }
 
@@ -121,6 +122,7 @@ def _rows(problem: Problem, gpu: GpuSpec) -> tuple[Row, ...]:
 #: What is given up to make a seed legal, in this order: cheap speed first, the tile last.
 _CONCESSIONS = (
     "blocks_per_sm",
+    "epilogue_smem",
     "stages",
     "q_in_registers",
     "p_in_registers",

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Union
 
 from runs.errors import CodecError
 from runs.record import (
+    Basis,
     Broken,
     Finalist,
     Finished,
@@ -225,7 +226,10 @@ def _check_timing(timing: Timing) -> str | None:
 
 
 def _check_measured(outcome: Measured) -> str | None:
-    if outcome.error_ratio < 0:
+    if outcome.error_ratio is None:
+        if any(t.basis is not Basis.PREDICTED for t in outcome.timings):
+            return "a measured time without an error ratio"
+    elif outcome.error_ratio < 0:
         return f"error ratio {outcome.error_ratio} is negative"
     shapes = [t.shape for t in outcome.timings]
     return "a shape is timed twice" if len(set(shapes)) != len(shapes) else None

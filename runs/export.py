@@ -86,7 +86,7 @@ def winners_of(store: RunStore, replay: Replay) -> list[Winner]:
 
     The choice of the final timing stands; a run stopped before that gives its best trial.
     """
-    finalists, history = replay.finalists, replay.history
+    finalists, history = replay.finalists, replay.sound
     records = {r.index: r for r in history}
     found = []
     for shape in store.spec.shapes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -70,8 +70,9 @@ class Measured:
     """A right kernel with a time for each shape it was timed on."""
 
     timings: tuple[Timing, ...]
-    #: worst error against fp64 over that of plain attention at the same dtype
-    error_ratio: float
+    #: worst error against fp64 over that of plain attention at the same dtype; None when the
+    #: kernel did not run on a device (its program was right in the interpreter)
+    error_ratio: float | None
 
     @property
     def trial_class(self) -> TrialClass:
@@ -168,6 +169,10 @@ class Note:
         return dict(self.values)
 
 
+#: Topic of the note that a trial failed the final checks: `trial`, `class`, `reason`.
+REJECTED_IN_FINAL = "rejected_in_final"
+
+
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """The run went on after a stop; `trials` were done by then."""
@@ -201,6 +206,10 @@ class History:
     def with_record(self, record: TrialRecord) -> History:
         """Return the history with one more record."""
         return History((*self.records, record))
+
+    def without(self, indices: Collection[int]) -> History:
+        """Return the history without some trials; the others keep their index."""
+        return History(tuple(r for r in self.records if r.index not in indices))
 
     def find(self, problem: Problem, sketch: str, point: Point) -> TrialRecord | None:
         """Return the first trial of this exact program, or None."""

@@ -22,6 +22,7 @@ from runs.errors import CodecError, StoreError
 from runs.files import private_folder, publish, safe_name, write_synced
 from runs.kernels import StoredKernel, read_kernel, write_kernel
 from runs.record import (
+    REJECTED_IN_FINAL,
     Event,
     Finalist,
     Finished,
@@ -73,6 +74,12 @@ class Replay:
     def notes(self) -> tuple[Note, ...]:
         """The notes, in order."""
         return tuple(e for e in self.events if isinstance(e, Note))
+
+    @property
+    def sound(self) -> History:
+        """The trials that did not fail the harder checks of a final timing."""
+        failed = [n.as_dict().get("trial") for n in self.notes if n.topic == REJECTED_IN_FINAL]
+        return self.history.without([n for n in failed if isinstance(n, int)])
 
     @property
     def finished(self) -> Finished | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from space.constraints import CONSTRAINTS, Census, violated
 from space.gpu import GpuSpec
-from space.params import Param, Point, Space
-from space.variant import Problem
+from space.params import Point, Space
+from space.variant import DType, Problem
 
 #: The parameters that some constraint reads; the others are legal at every choice.
 DECISIVE = frozenset(
@@ -22,13 +23,14 @@ DECISIVE = frozenset(
         "q_in_registers",
         "p_in_registers",
         "blocks_per_sm",
+        "epilogue_smem",
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LegalPoints:
-    """The legal points: `cores` fixes the decisive parameters, every filling of the rest goes."""
+    """The legal points: `cores` holds the decisive parameters, every filling of the rest goes."""
 
     problem: Problem
     gpu: GpuSpec
@@ -47,38 +49,48 @@ class LegalPoints:
         fillings = [p.as_dict() for p in _fillings(self.space).points()]
         for core in self.cores:
             for filling in fillings:
-                yield core.replace(**filling)
+                yield self._point(core.as_dict() | filling)
 
     def draw(self, rng: random.Random) -> Point:
         """Return one legal point, each as likely as any other. There must be one."""
         free = _fillings(self.space).params
-        return rng.choice(self.cores).replace(**{p.name: rng.choice(p.choices) for p in free})
+        filling = {p.name: rng.choice(p.choices) for p in free}
+        return self._point(rng.choice(self.cores).as_dict() | filling)
+
+    def _point(self, values: Mapping[str, int]) -> Point:
+        return Point(tuple((name, values[name]) for name in self.space.names))
 
 
 def legal_points(problem: Problem, gpu: GpuSpec, space: Space) -> LegalPoints:
     """Judge every choice of the decisive parameters once, and count the points by verdict."""
     rest = _fillings(space).size()
+    cores, pruned = _judged(problem.head_dim, problem.head_dim_v, gpu, _decisive(space))
+    counts = tuple((name, n * rest) for name, n in pruned)
+    return LegalPoints(problem, gpu, space, cores, Census(len(cores) * rest, space.size(), counts))
+
+
+@functools.lru_cache(maxsize=64)
+def _judged(
+    head_dim: int, head_dim_v: int, gpu: GpuSpec, decisive: Space
+) -> tuple[tuple[Point, ...], tuple[tuple[str, int], ...]]:
+    """Return the legal points of the decisive parameters and counts of the others by reason.
+
+    Legality follows from head dims and tiles; variant, mask and which 16-bit type do not matter.
+    """
+    problem = Problem("", DType.FP16, head_dim, head_dim_v, False)
     cores = []
     pruned = {c.name: 0 for c in CONSTRAINTS}
-    for core in _decisive(space).points():
+    for core in decisive.points():
         found = violated(problem, core, gpu)
         if found is None:
             cores.append(core)
         else:
-            pruned[found[0]] += rest
-    counts = tuple((name, n) for name, n in pruned.items() if n)
-    census = Census(len(cores) * rest, space.size(), counts)
-    return LegalPoints(problem, gpu, space, tuple(cores), census)
+            pruned[found[0]] += 1
+    return tuple(cores), tuple((name, n) for name, n in pruned.items() if n)
 
 
 def _decisive(space: Space) -> Space:
-    """The space with every parameter that decides nothing held at its first choice."""
-    return Space(
-        tuple(
-            p if p.name in DECISIVE else Param(p.name, p.choices[:1], p.meaning)
-            for p in space.params
-        )
-    )
+    return Space(tuple(p for p in space.params if p.name in DECISIVE))
 
 
 def _fillings(space: Space) -> Space:

@@ -59,9 +59,10 @@ class Sampler:
                     return point
                 self._study.tell(trial, state=TrialState.FAIL)  # TPE does not look at these
         rng = random.Random(self._salt("random"))
-        if (point := self._neighbour(rng, taken) or self._at_random(rng, taken)) is not None:
-            self.open(point)
-        return point
+        found = self._neighbour(rng, taken) or self._at_random(rng, taken)
+        if found is not None:
+            self.open(found)
+        return found
 
     def open(self, point: Point) -> None:
         """Take up a point that came from elsewhere (a seed), as if it had been asked for."""

@@ -83,7 +83,7 @@ class Candidate:
 
 
 def predict(candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients = FITTED) -> Timing:
-    """Return the predicted time of `candidate` on `shape`; the interval is the model's own error."""
+    """Return the predicted time of `candidate`; the interval is the model's own error."""
     us = predict_us(candidate, shape, gpu, fit)
     return Timing(shape, us, us * (1 - fit.spread), us * (1 + fit.spread), 0, Basis.PREDICTED)
 

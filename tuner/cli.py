@@ -1,0 +1,232 @@
+"""argv → options → exit code: 0 found, 1 nothing correct, 2 usage, 3 the machine lacks it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from space.variant import SpaceError
+from tuner.errors import MachineError, TuneError
+from tuner.options import Options
+
+if TYPE_CHECKING:
+    from tuner.session import Machine
+
+#: What the parser raises; Typer brings its own Click since 0.20, so it is found by its name.
+_ParserError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="tune",
+    help="Find, prove and export the fastest attention kernel for a GPU and a list of shapes.",
+    epilog="Example: tune --variant mla --gpu l40s --budget 200",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Gpu = Annotated[str | None, typer.Option(help="t4, rtx8000, a100, l40s, h100 or h200.")]
+Dtype = Annotated[str | None, typer.Option(help="fp16 or bf16.")]
+Causal = Annotated[
+    bool | None, typer.Option("--causal/--no-causal", help="One mask only; default: both.")
+]
+
+
+@app.callback()
+def main_job(
+    context: typer.Context,
+    variant: Annotated[str | None, typer.Option(help="mha, gqa, mqa or mla.")] = None,
+    gpu: Gpu = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Distinct programs to compile and judge; default 200.")
+    ] = None,
+    phase: Annotated[str | None, typer.Option(help="prefill.")] = None,
+    dtype: Dtype = None,
+    causal: Causal = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(help="paper, a file, or B,Hq,Hkv,Sq,Sk,D[,Dv] ... (several may follow)."),
+    ] = None,
+    proposer: Annotated[str | None, typer.Option(help="builtin.")] = None,
+    sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
+    measure: Annotated[
+        str, typer.Option(help="auto, device (time on the GPU) or model (predict).")
+    ] = "auto",
+    minutes: Annotated[float | None, typer.Option(help="Stop searching after this long.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the search; default 0.")] = None,
+    workers: Annotated[str | None, typer.Option(help="Compile processes.")] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Search for the fastest right kernel of each shape, and export them."""
+    if context.invoked_subcommand is not None:
+        return
+    if not context.obj["argv"]:
+        typer.echo(context.get_help())
+        return
+    options = Options(
+        variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), proposer, sketch,
+        measure, minutes, seed, workers, runs_dir, resume, json,
+    )  # fmt: skip
+    from tuner.session import tune
+    from tuner.view import View
+
+    view: View
+    if json:
+        from tuner.jsonlines import JsonView
+
+        view = JsonView(sys.stdout)
+    else:
+        from tuner.terminal import TerminalView, make_console
+
+        view = TerminalView(make_console())
+    tune(options, view, context.obj["machine"]())
+
+
+@app.command()
+def sketch(
+    variant: Annotated[str, typer.Option(help="mha, gqa, mqa or mla.")],
+    causal: Annotated[bool, typer.Option("--causal/--no-causal")] = False,
+    name: Annotated[str | None, typer.Option(help="Which built-in sketch.")] = None,
+) -> None:
+    """Print a built-in TL sketch."""
+    from tuner.commands.tl import sketch_text
+
+    typer.echo(sketch_text(variant, causal, name).rstrip("\n"))
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="A TL file.")]) -> None:
+    """Print every fault of a TL file, with its line; exit code 1 when there is one."""
+    from tuner.commands.tl import faults
+
+    found = faults(file)
+    for line in found:
+        typer.echo(f"{file}: {line}")
+    if found:
+        raise typer.Exit(1)
+    typer.echo(f"{file}: no faults")
+
+
+@app.command()
+def emit(
+    file: Annotated[Path, typer.Argument(help="A TL file.")],
+    gpu: Annotated[str, typer.Option(help="t4, rtx8000, a100, l40s, h100 or h200.")],
+    p: Annotated[list[str] | None, typer.Option("-p", help="A parameter, e.g. BM=128.")] = None,
+    variant: Annotated[str | None, typer.Option(help="mha, gqa, mqa or mla.")] = None,
+    head_dim: Annotated[str | None, typer.Option(help="D or D,Dv.")] = None,
+    dtype: Dtype = None,
+    causal: Causal = None,
+) -> None:
+    """Print the CuTe source that a TL file becomes at a point."""
+    from tuner.commands.tl import EmitRequest, emitted
+
+    request = EmitRequest(file, gpu, variant, dtype, head_dim, causal, tuple(p or ()))
+    typer.echo(emitted(request).rstrip("\n"))
+
+
+@app.command("list")
+def list_() -> None:
+    """Print what works where: variants, GPUs and dtypes, with the legal configurations."""
+    from tuner.commands.tables import print_catalog
+
+    print_catalog()
+
+
+@app.command()
+def doctor() -> None:
+    """Print what is missing on this machine and the command that mends it."""
+    from tuner.commands.tables import print_findings
+
+    if not print_findings():
+        raise typer.Exit(MachineError.exit_code)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+) -> None:
+    """Write the best kernel of each shape as a folder that needs only torch and cuda-core."""
+    from runs.export import export as export_run
+    from runs.store import RunStore
+
+    manifest = export_run(RunStore.open(run), out)
+    typer.echo(f"{len(manifest['kernels'])} kernels for {len(manifest['shapes'])} shapes in {out}")
+
+
+def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> int:
+    """Run `tune` and return its exit code. Tests inject a `machine`."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    context = {"argv": args, "machine": (lambda: machine) if machine else _this_machine}
+    try:
+        command = typer.main.get_command(app)
+        result = command.main(
+            args=_spread(args), prog_name="tune", standalone_mode=False, obj=context
+        )
+        return result if isinstance(result, int) else 0
+    except typer.Exit as done:
+        return done.exit_code
+    except _ParserError as error:
+        return _fail(" ".join(error.format_message().split()), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 1)
+    except Exception as error:
+        if (code := _exit_code(error)) is None:
+            raise  # a fault of this program: the traceback is what its reader needs
+        return _fail(str(error), code)
+
+
+def _this_machine() -> Machine:
+    from tuner.workshop import this_machine
+
+    return this_machine()
+
+
+def _exit_code(error: Exception) -> int | None:
+    """The exit code of an error that a user can act on, None for a fault of this program."""
+    from codegen.errors import TLError, ToolchainMissing
+    from runs.errors import ExportError, RunError
+
+    match error:
+        case TuneError():
+            return error.exit_code
+        case SpaceError() | TLError():
+            return 2
+        case ToolchainMissing():
+            return MachineError.exit_code
+        case ExportError():
+            return 1
+        case RunError():
+            return 2
+    return None
+
+
+def _fail(text: str, code: int) -> int:
+    for line in text.splitlines() or [""]:
+        typer.echo(f"tune: {line}", err=True)
+    return code
+
+
+def _spread(args: Sequence[str]) -> list[str]:
+    """Let several shapes follow one --shapes: each word with a comma gets its own."""
+    spread: list[str] = []
+    after_shapes = False
+    for arg in args:
+        if after_shapes and re.fullmatch(r"[\d,]*,[\d,]*|paper", arg) and spread[-1] != "--shapes":
+            spread.append("--shapes")
+        elif arg.startswith("-") or (spread and spread[-1] != "--shapes"):
+            after_shapes = False
+        spread.append(arg)
+        after_shapes = after_shapes or arg == "--shapes"
+    return spread
+
+
+if __name__ == "__main__":
+    sys.exit(main())

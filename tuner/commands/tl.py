@@ -1,0 +1,111 @@
+"""`tune sketch`, `tune check` and `tune emit`: TL text, its faults, and the CuTe it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.errors import PlanError, TLError
+from codegen.tl.ast import Sketch
+from space.constraints import space_for, violated
+from space.gpu import check_dtype, gpu_named
+from space.params import Point
+from space.variant import Problem, Shape, check_shape, dtype_named, variant_named
+from tuner.errors import UsageError
+
+
+def sketch_text(variant: str, causal: bool, name: str | None) -> str:
+    """Return a built-in sketch as TL text. Raises SpaceError and UsageError."""
+    from llm_proposer.builtin import sketches
+
+    known = sketches(variant_named(variant).name, causal)
+    if name is None:
+        return next(iter(known.values()))
+    if name not in known:
+        raise UsageError(f"unknown sketch {name!r}; known sketches: {', '.join(known)}")
+    return known[name]
+
+
+def faults(path: Path) -> tuple[str, ...]:
+    """Return every diagnostic of a TL file as one line each; empty when it is clean."""
+    from codegen.tl.checker import check
+    from tuner.sketches import read_sketch
+
+    try:
+        _, sketch = read_sketch(path)
+    except TLError as error:
+        return tuple(str(d) for d in error.diagnostics)
+    return tuple(str(d) for d in check(sketch))
+
+
+@dataclass(frozen=True, slots=True)
+class EmitRequest:
+    """What `tune emit` was asked for; None where the default is wanted."""
+
+    path: Path
+    gpu: str
+    variant: str | None
+    dtype: str | None
+    head_dim: str | None
+    causal: bool | None
+    params: tuple[str, ...]
+
+
+def emitted(request: EmitRequest) -> str:
+    """Return the CuTe source of a TL file at a point. Raises TLError, SpaceError, UsageError."""
+    from codegen.cute import translate
+    from codegen.tl.bind import bind
+    from tuner.sketches import is_causal, read_sketch
+
+    gpu = gpu_named(request.gpu)
+    _, sketch = read_sketch(request.path)
+    causal = is_causal(sketch) if request.causal is None else request.causal
+    variant = variant_named(request.variant or "mha")
+    dtype = gpu.dtypes[-1] if request.dtype is None else dtype_named(request.dtype)
+    check_dtype(gpu, dtype)
+    head_dim, head_dim_v = _head_dims(request.head_dim, variant.paper_heads[0][2:])
+    problem = Problem(variant.name, dtype, head_dim, head_dim_v, causal)
+    point = _point(problem, request, sketch)
+    if (broken := violated(problem, point, gpu)) is not None:
+        raise UsageError(f"this point is not legal on {gpu.name}: {broken[0]}: {broken[1]}")
+    try:
+        return translate(bind(sketch, problem, point), problem, gpu).text
+    except PlanError as error:
+        raise UsageError(f"cannot lower {request.path} at this point: {error}") from None
+
+
+def _head_dims(text: str | None, default: tuple[int, int]) -> tuple[int, int]:
+    """Read `D` or `D,Dv`."""
+    if text is None:
+        return default
+    parts = text.split(",")
+    if len(parts) not in (1, 2) or not all(p.strip().isdecimal() for p in parts):
+        raise UsageError(f"--head-dim {text!r} is not D or D,Dv with whole numbers")
+    head_dim, head_dim_v = int(parts[0]), int(parts[-1])
+    check_shape(Shape(1, 1, 1, 1, 1, head_dim, head_dim_v))
+    return head_dim, head_dim_v
+
+
+def _point(problem: Problem, request: EmitRequest, sketch: Sketch) -> Point:
+    """The point asked for: what is not given comes from the sketch, then from the first seed."""
+    from codegen.tl.bind import sketch_choices
+    from llm_proposer.seeds import nearest_legal, seeds
+    from tuner.sketches import restricted
+
+    gpu = gpu_named(request.gpu)
+    whole = space_for(problem, gpu)
+    space = restricted(request.path.stem, whole, sketch_choices(sketch))
+    given = _given(request.params)
+    start = whole.point(seeds(problem, gpu, whole)[0].as_dict() | given)  # refuses unknown names
+    fixed = {name: (value,) for name, value in given.items()}
+    return nearest_legal(problem, gpu, space.restrict(fixed), start.as_dict()) or start
+
+
+def _given(words: tuple[str, ...]) -> dict[str, int]:
+    given: dict[str, int] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not value.strip().lstrip("-").isdecimal():
+            raise UsageError(f"-p {word!r} is not NAME=NUMBER")
+        given[name.strip()] = int(value)
+    return given

@@ -1,0 +1,150 @@
+"""A run's lanes: one study for each sketch and problem, and where its next point comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from llm_proposer.seeds import seeds
+from runs.record import Broken, History, Rejected, RunSpec, TrialClass, TrialRecord
+from space.constraints import space_for
+from space.gpu import GpuSpec
+from space.legal import LegalPoints, legal_points
+from space.params import Point, Space
+from space.variant import Problem, problems_of
+from tuner.sampler import Sampler
+from tuner.score import loss
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A point to be built and judged, and who proposed it."""
+
+    sketch: str
+    text: str
+    problem: Problem
+    point: Point
+    origin: str
+
+
+@dataclass(slots=True)
+class Lane:
+    """One sketch searched for one problem. `taken` holds the points tried or in flight."""
+
+    sketch: str
+    text: str
+    problem: Problem
+    gpu: GpuSpec
+    legal: LegalPoints
+    seeds: tuple[tuple[Point, str], ...]  #: with their origin
+    sampler: Sampler
+    taken: set[str] = field(default_factory=set)
+    best: tuple[float, Point] | None = None
+    digests: dict[str, float | None] = field(default_factory=dict)  #: source → loss
+    used_up: bool = False
+
+    def candidate(self, point: Point, origin: str) -> Candidate:
+        """Return `point` as a candidate of this lane."""
+        return Candidate(self.sketch, self.text, self.problem, point, origin)
+
+    def settle(self, record: TrialRecord) -> None:
+        """Tell the sampler how a point ended; it must have been opened."""
+        outcome = record.outcome
+        value = loss(outcome, self.problem.dtype, self.gpu)
+        if isinstance(outcome, Rejected) and outcome.trial_class is TrialClass.DUPLICATE:
+            if record.source_digest not in self.digests:
+                self.sampler.drop(record.point)
+                return
+            value = self.digests[record.source_digest]
+        elif isinstance(outcome, Broken):
+            self.sampler.drop(record.point)
+            return
+        if record.source_digest:
+            self.digests.setdefault(record.source_digest, value)
+        if value is not None and (self.best is None or value < self.best[0]):
+            self.best = (value, record.point)
+        self.sampler.tell(record.point, value)
+
+
+def lanes_of(
+    spec: RunSpec,
+    gpu: GpuSpec,
+    sketches: Sequence[tuple[str, str, Problem, Space]],
+    shortlist: Iterable[tuple[Problem, Point]] = (),
+) -> tuple[Lane, ...]:
+    """Make the lanes of a run. `shortlist` points go before the built-in seeds."""
+    early = tuple(shortlist)
+    lanes = []
+    for name, text, problem, space in sketches:
+        legal = legal_points(problem, gpu, space)
+        first = [
+            (p, "first" if n == 0 else "seed") for n, p in enumerate(seeds(problem, gpu, space))
+        ]
+        listed = [(p, "shortlist") for of, p in early if of == problem and p in legal]
+        # the known-good point stays first: it tells a broken machine from a bad kernel
+        ordered = (*first[:1], *listed, *first[1:])
+        sampler = Sampler(legal, f"{spec.seed}/{name}/{problem.key}")
+        lanes.append(Lane(name, text, problem, gpu, legal, ordered, sampler))
+    return tuple(lanes)
+
+
+def problem_spaces(spec: RunSpec, gpu: GpuSpec) -> tuple[tuple[Problem, Space], ...]:
+    """Return the run's problems with the space of each on `gpu`."""
+    problems = problems_of(spec.variant, spec.dtype, spec.shapes)
+    return tuple((p, space_for(p, gpu)) for p in problems)
+
+
+def replay(lanes: Sequence[Lane], history: History) -> None:
+    """Bring fresh lanes to where `history` left them."""
+    by_key = {(lane.sketch, lane.problem): lane for lane in lanes}
+    for record in history:
+        lane = by_key[record.sketch, record.problem]
+        if record.point.key not in lane.taken:
+            lane.taken.add(record.point.key)
+            lane.sampler.open(record.point)
+            lane.settle(record)
+
+
+def propose(lanes: Sequence[Lane]) -> Candidate | None:
+    """Return the next candidate, from the lane that has had fewest; None when all are used up."""
+    for lane in sorted(lanes, key=lambda x: len(x.taken)):
+        if lane.used_up:
+            continue
+        found = _next_point(lane, lanes)
+        if found is not None:
+            point, origin = found
+            lane.taken.add(point.key)
+            return lane.candidate(point, origin)
+        lane.used_up = True
+    return None
+
+
+def _next_point(lane: Lane, lanes: Sequence[Lane]) -> tuple[Point, str] | None:
+    """Seeds first, then what proved best under the other mask, then the sampler."""
+
+    def taken(point: Point) -> bool:
+        return point.key in lane.taken
+
+    for point, origin in (*lane.seeds, *_from_siblings(lane, lanes)):
+        if point in lane.legal and not taken(point):
+            lane.sampler.open(point)
+            return point, origin
+    asked = lane.sampler.ask(taken)
+    return None if asked is None else (asked, "sampler")
+
+
+def _from_siblings(lane: Lane, lanes: Sequence[Lane]) -> list[tuple[Point, str]]:
+    """The best points of lanes with the same head dims, moved into this lane's choices."""
+    dims = (lane.problem.head_dim, lane.problem.head_dim_v)
+    points = []
+    for other in lanes:
+        if other is lane or other.best is None:
+            continue
+        if (other.problem.head_dim, other.problem.head_dim_v) == dims:
+            values = other.best[1].as_dict()
+            moved = tuple(
+                (p.name, v if (v := values.get(p.name)) in p.choices else p.choices[0])
+                for p in lane.legal.space.params
+            )
+            points.append((Point(tuple((n, int(v)) for n, v in moved)), "sibling"))
+    return points

@@ -1,0 +1,167 @@
+"""What the user typed, checked, as a RunSpec. Every fault is one UsageError line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runs.record import Basis, RunSpec
+from space.gpu import GPUS, GpuSpec, check_dtype, gpu_named, gpu_of_device_name
+from space.variant import (
+    DType,
+    Shape,
+    SpaceError,
+    Variant,
+    dtype_named,
+    paper_shapes,
+    parse_shape,
+    variant_named,
+    with_causal,
+)
+from tuner.errors import MachineError, UsageError
+
+DEFAULT_BUDGET = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The main command's options as typed; None where nothing was."""
+
+    variant: str | None = None
+    gpu: str | None = None
+    budget: int | None = None
+    phase: str | None = None
+    dtype: str | None = None
+    causal: bool | None = None
+    shapes: tuple[str, ...] = ()
+    proposer: str | None = None
+    sketch: Path | None = None
+    measure: str = "auto"
+    minutes: float | None = None
+    seed: int | None = None
+    workers: str | None = None
+    runs_dir: Path = Path("runs")
+    resume: Path | None = None
+    json: bool = False
+
+
+def gpu_of(options: Options, devices: tuple[str, ...]) -> GpuSpec:
+    """Return the GPU that was named, or the one that is present. Raises UsageError."""
+    if options.gpu is not None:
+        return gpu_named(options.gpu)
+    known = [spec for name in devices if (spec := gpu_of_device_name(name)) is not None]
+    if not known:
+        raise UsageError(f"no GPU named and none known here; say --gpu, one of {', '.join(GPUS)}")
+    return known[0]
+
+
+def device_index(gpu: GpuSpec, devices: tuple[str, ...]) -> int | None:
+    """Return which of the `devices` present is a `gpu`, or None."""
+    for index, name in enumerate(devices):
+        if gpu_of_device_name(name) == gpu:
+            return index
+    return None
+
+
+def basis_of(measure: str, gpu: GpuSpec, devices: tuple[str, ...]) -> Basis:
+    """Decide between measuring and predicting. Raises UsageError and MachineError."""
+    if measure not in ("auto", "device", "model"):
+        raise UsageError(f"unknown --measure {measure!r}; known: auto, device, model")
+    present = device_index(gpu, devices) is not None
+    if measure == "device" and not present:
+        here = ", ".join(devices) or "no GPU"
+        raise MachineError(
+            f"--measure device wants a {gpu.title} ({gpu.name}); here is {here}. "
+            f"Use --measure model for predicted times"
+        )
+    return Basis.MEASURED if present and measure != "model" else Basis.PREDICTED
+
+
+def check_common(options: Options) -> None:
+    """Raise UsageError for what no run of this version does."""
+    if options.phase not in (None, "prefill"):
+        if options.phase == "decode":
+            raise UsageError("--phase decode is not in this version; use --phase prefill")
+        raise UsageError(f"unknown phase {options.phase!r}; known phases: prefill")
+    if options.proposer not in (None, "builtin"):
+        raise UsageError(f"unknown proposer {options.proposer!r}; known proposers: builtin")
+    if options.budget is not None and options.budget < 1:
+        raise UsageError(f"--budget {options.budget} is not at least 1")
+    if options.minutes is not None and not 0 < options.minutes < float("inf"):
+        raise UsageError(f"--minutes {options.minutes:g} is not more than 0")
+    if options.seed is not None and options.seed < 0:
+        raise UsageError(f"--seed {options.seed} is negative; use 0 or more")
+    workers_of(options)
+
+
+def workers_of(options: Options) -> int | None:
+    """Return the number of compile workers asked for, None for the machine's default."""
+    if options.workers is None:
+        return None
+    if options.workers == "ray":
+        raise UsageError("--workers ray is not in this version; use a number of processes")
+    if not options.workers.isdecimal() or int(options.workers) < 1:
+        raise UsageError(f"--workers {options.workers!r} is not a number of at least 1")
+    return int(options.workers)
+
+
+def spec_of(options: Options, gpu: GpuSpec, basis: Basis, run_id: str) -> RunSpec:
+    """Build the specification of a new run, sketches aside. Raises UsageError or SpaceError."""
+    check_common(options)
+    if options.variant is None:
+        raise UsageError("no --variant; say --variant mha, gqa, mqa or mla")
+    variant = variant_named(options.variant)
+    dtype = gpu.dtypes[-1] if options.dtype is None else dtype_named(options.dtype)
+    check_dtype(gpu, dtype)
+    return RunSpec(
+        run_id=run_id,
+        variant=variant.name,
+        gpu=gpu.name,
+        dtype=DType(dtype),
+        shapes=read_shapes(options.shapes or ("paper",), variant, options.causal),
+        budget=DEFAULT_BUDGET if options.budget is None else options.budget,
+        seed=options.seed or 0,
+        measure=basis,
+        proposer=options.proposer or "builtin",
+        minutes=options.minutes,
+    )
+
+
+def read_shapes(words: tuple[str, ...], variant: Variant, causal: bool | None) -> tuple[Shape, ...]:
+    """Return the shapes that `words` (paper, a file, or a shape each) stand for, in order.
+
+    With `causal` None every shape is tuned under both masks. Raises UsageError or SpaceError.
+    """
+    plain: list[Shape] = []
+    for word in words:
+        if word == "paper":
+            plain.extend(paper_shapes(variant, causal=False))
+        elif "," in word:
+            plain.append(parse_shape(word))
+        else:
+            plain.extend(_shapes_in(Path(word)))
+    for shape in plain:
+        if (reason := variant.admits(shape)) is not None:
+            raise UsageError(f"shape {shape.key} is not {variant.name}: {reason}")
+    masks = (False, True) if causal is None else (causal,)
+    return tuple(dict.fromkeys(with_causal(s, mask) for mask in masks for s in plain))
+
+
+def _shapes_in(path: Path) -> list[Shape]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(
+            f"--shapes {str(path)!r} is neither 'paper', a shape B,Hq,Hkv,Sq,Sk,D[,Dv] "
+            f"nor a file of shapes that can be read"
+        ) from None
+    shapes = []
+    for number, line in enumerate(lines, start=1):
+        if text := line.split("#")[0].strip():
+            try:
+                shapes.append(parse_shape(text))
+            except SpaceError as error:
+                raise UsageError(f"{path} line {number}: {error}") from None
+    if not shapes:
+        raise UsageError(f"{path} holds no shapes")
+    return shapes

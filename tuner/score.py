@@ -1,0 +1,33 @@
+"""What a trial is worth: its times against the floor that the hardware sets."""
+
+from __future__ import annotations
+
+import math
+
+from runs.record import Measured, Outcome, Timing
+from space.gpu import GpuSpec
+from space.variant import DType, Shape, flops, io_bytes
+
+
+def floor_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
+    """Return the least time the datasheet allows: of all FLOPs or all bytes, the longer."""
+    compute = flops(shape) / (gpu.tensor_tflops * 1e6)
+    memory = io_bytes(shape, dtype) / (gpu.bandwidth_gbs * 1e3)
+    return max(compute, memory)
+
+
+def tflops(timing: Timing) -> float:
+    """Return the rate over visible pairs, in TFLOP/s."""
+    return flops(timing.shape) / timing.median_us / 1e6
+
+
+def loss(outcome: Outcome, dtype: DType, gpu: GpuSpec) -> float | None:
+    """Return the mean log of time over floor, or None when the kernel was not right.
+
+    Its exponential is the geometric mean over the shapes, so a long shape does not outweigh
+    the others.
+    """
+    if not isinstance(outcome, Measured) or not outcome.timings:
+        return None
+    logs = [math.log(t.median_us / floor_us(t.shape, dtype, gpu)) for t in outcome.timings]
+    return sum(logs) / len(logs)

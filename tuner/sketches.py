@@ -1,0 +1,104 @@
+"""Which TL sketches a run searches, for which problems, in which space."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from codegen.errors import TLError
+from codegen.tl.ast import Custom, Name, Sketch, walk
+from runs.record import RunSpec
+from space.constraints import space_for
+from space.gpu import GpuSpec
+from space.params import Param, Space
+from space.variant import Problem, problems_of
+from tuner.errors import UsageError
+
+
+def read_sketch(path: Path) -> tuple[str, Sketch]:
+    """Read and parse a sketch file. Raises UsageError, and TLError with every fault."""
+    from codegen.tl.parser import parse
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no sketch file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+    return text, parse(text)
+
+
+def is_causal(sketch: Sketch) -> bool:
+    """Return whether the sketch masks causally."""
+    return any(
+        isinstance(s, Custom) and s.op == "Mask" and s.args == (Name("causal"),)
+        for s in walk(sketch.statements)
+    )
+
+
+def with_user_sketch(spec: RunSpec, path: Path, causal: bool | None) -> RunSpec:
+    """Return `spec` with the user's sketch and only the shapes under the sketch's own mask.
+
+    Raises UsageError when the mask asked for is not the sketch's, TLError when it has faults.
+    """
+    from codegen.tl.checker import check
+
+    text, sketch = read_sketch(path)
+    masked = is_causal(sketch)
+    if causal is not None and causal != masked:
+        has = "masks causally; use --causal" if masked else "has no causal mask; use --no-causal"
+        raise UsageError(f"{path} {has}")
+    shapes = tuple(s for s in spec.shapes if s.causal == masked)
+    found = {
+        d: None for p in problems_of(spec.variant, spec.dtype, shapes) for d in check(sketch, p)
+    }
+    if found:
+        raise TLError(tuple(found))
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem) or "sketch"
+    return replace(spec, shapes=shapes, sketches=((name, text),))
+
+
+def with_builtin_sketches(spec: RunSpec) -> RunSpec:
+    """Return `spec` with the default hand-written sketch of each mask it has."""
+    from llm_proposer.builtin import sketches
+
+    chosen = []
+    for causal in dict.fromkeys(s.causal for s in spec.shapes):
+        name, text = next(iter(sketches(spec.variant, causal).items()))
+        chosen.append((f"{name}-causal" if causal else name, text))
+    return replace(spec, sketches=tuple(chosen))
+
+
+def sketched_spaces(spec: RunSpec, gpu: GpuSpec) -> Sequence[tuple[str, str, Problem, Space]]:
+    """Pair every sketch with the problems under its mask, and the space its Params leave."""
+    from codegen.tl.bind import sketch_choices
+    from codegen.tl.parser import parse
+
+    pairs = []
+    for name, text in spec.sketches:
+        sketch = parse(text)
+        choices = sketch_choices(sketch)
+        for problem in problems_of(spec.variant, spec.dtype, spec.shapes):
+            if problem.causal == is_causal(sketch):
+                space = restricted(name, space_for(problem, gpu), choices)
+                pairs.append((name, text, problem, space))
+    return pairs
+
+
+def restricted(name: str, space: Space, choices: Mapping[str, tuple[int, ...]]) -> Space:
+    """Limit a space to what a sketch's Params say. Raises UsageError on a value it has not."""
+    params = []
+    for p in space.params:
+        wanted = choices.get(p.name)
+        kept = p.choices if wanted is None else tuple(c for c in p.choices if c in wanted)
+        if not kept:
+            said = ", ".join(str(c) for c in wanted or ())
+            offered = ", ".join(str(c) for c in p.choices)
+            raise UsageError(
+                f"sketch {name}: Param {p.name} in {{{said}}} has no value that the space "
+                f"offers; use some of {offered}"
+            )
+        params.append(Param(p.name, kept, p.meaning))
+    return Space(tuple(params))

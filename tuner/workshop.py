@@ -1,0 +1,251 @@
+"""Where candidates are built and judged on this machine: on its GPU, or by the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+from codegen.headers import find_headers
+from codegen.nvrtc import nvrtc_version
+from runs.export import export
+from runs.record import Basis, Broken, Finalist, Measured, Note, Outcome, Rejected, RunSpec
+from runs.store import RunStore
+from space.gpu import GpuSpec
+from space.variant import Problem, Shape, problems_of
+from tuner.devices import device_names
+from tuner.errors import MachineError
+from tuner.evaluate.model import Candidate as Modelled
+from tuner.evaluate.model import predict
+from tuner.finish import Contender, PeerTimes, contenders, rejection
+from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob
+from tuner.lanes import Candidate
+from tuner.pools import CompilePool, Compiles, GpuPool, Judges
+from tuner.session import Machine, Workshop
+
+AHEAD = 2  #: candidates in flight beyond the compile processes, so that the GPU never waits
+TRIAL_S, SHAPE_S = 20.0, 4.0  #: time limit of a trial: fixed, and for each shape
+MOST_WORKERS = 8
+PEER_ROUNDS = 5  #: of the timing that only serves to show the peers beside the search
+FINAL_ROUNDS = 4  #: times that rejected finalists are replaced by the next best
+
+
+def this_machine() -> Machine:
+    """Return what the main job needs of the machine it runs on."""
+    return Machine(device_names(), open_workshop, export_into)
+
+
+def export_into(store: RunStore, out: Path) -> Path:
+    """Export a run into `out` and return it."""
+    export(store, out)
+    return out
+
+
+def open_workshop(spec: RunSpec, gpu: GpuSpec, device: int | None, workers: int | None) -> Workshop:
+    """Start the pools. Raises ToolchainMissing when nothing can be compiled here."""
+    find_headers()
+    nvrtc_version()
+    cores = len(os.sched_getaffinity(0))
+    if spec.measure is Basis.PREDICTED:
+        return ModelWorkshop(Builder(workers or cores, gpu), spec)
+    if device is None:
+        raise MachineError(f"no {gpu.title} in this machine")
+    # one core drives the GPU, one the search; past MOST_WORKERS compiling is never what waits
+    workers = workers or max(1, min(cores - 2, MOST_WORKERS))
+    return DeviceWorkshop(Builder(workers, gpu), GpuPool([device]), spec)
+
+
+class Builder:
+    """Turns candidates into compile jobs."""
+
+    def __init__(self, workers: int, gpu: GpuSpec) -> None:
+        self.pool: Compiles = CompilePool(workers)
+        self.gpu = gpu
+        self.depth = workers + AHEAD
+        self._cache = cubin_cache()
+
+    def build(self, candidate: Candidate) -> Future[Built | Rejected | Broken]:
+        """Start to build."""
+        return self.pool.submit(
+            CompileJob(
+                candidate.text,
+                candidate.problem,
+                candidate.point,
+                self.gpu.name,
+                self.gpu.arch,
+                self._cache,
+            )
+        )
+
+
+class ModelWorkshop:
+    """Compiles for a GPU that is not here and predicts what the kernels take on it."""
+
+    def __init__(self, builder: Builder, spec: RunSpec) -> None:
+        self._builder = builder
+        self._spec = spec
+        self.depth = builder.depth
+
+    def build(self, candidate: Candidate) -> Future[Built | Rejected | Broken]:
+        """Start to translate, check in the interpreter and compile."""
+        return self._builder.build(candidate)
+
+    def judge(self, candidate: Candidate, built: Built) -> Future[Outcome]:
+        """Predict every shape from the point and the cubin's resources."""
+        future: Future[Outcome] = Future()
+        smem = max(launch.smem_bytes for launch in built.source.launches)
+        modelled = Modelled.of(candidate.problem, candidate.point, built.cubin.resources, smem)
+        shapes = [s for s in self._spec.shapes if candidate.problem.serves(s)]
+        timings = tuple(predict(modelled, s, self._builder.gpu) for s in shapes)
+        future.set_result(Measured(timings, error_ratio=None))
+        return future
+
+    def facts(self) -> Sequence[Note]:
+        """Return what the predictions rest on."""
+        return (_toolchain(),)
+
+    def peers(self, spec: RunSpec) -> PeerTimes:
+        """Return nothing: a peer cannot be predicted."""
+        return PeerTimes()
+
+    def finals(
+        self, spec: RunSpec, store: RunStore, entries: Sequence[Contender]
+    ) -> Sequence[Finalist]:
+        """Return nothing: there is no device to time on."""
+        return ()
+
+    def close(self) -> None:
+        """Stop the compile processes."""
+        self._builder.pool.close()
+
+
+class DeviceWorkshop:
+    """Compiles in processes without the device; judges and times in the GPU's worker."""
+
+    def __init__(self, builder: Builder, judges: Judges, spec: RunSpec) -> None:
+        self._builder = builder
+        self._judges = judges
+        self._spec = spec
+        self._best: dict[Shape, float] = {}
+        self.depth = builder.depth
+
+    def build(self, candidate: Candidate) -> Future[Built | Rejected | Broken]:
+        """Start to translate, check in the interpreter and compile."""
+        return self._builder.build(candidate)
+
+    def judge(self, candidate: Candidate, built: Built) -> Future[Outcome]:
+        """Start to run, verify and time; the best times known end hopeless timings early."""
+        shapes = tuple(s for s in self._spec.shapes if candidate.problem.serves(s))
+        known = tuple((s, self._best[s]) for s in shapes if s in self._best)
+        job = EvalJob(
+            candidate.problem,
+            built.source,
+            built.cubin.image,
+            shapes,
+            self._spec.seed,
+            limit_s=TRIAL_S + SHAPE_S * len(shapes),
+            best_us=known,
+        )
+        future = self._judges.submit(job)
+        future.add_done_callback(self._keep_best)
+        return future
+
+    def _keep_best(self, future: Future[Outcome]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        outcome = future.result()
+        if isinstance(outcome, Measured):
+            for t in outcome.timings:
+                self._best[t.shape] = min(t.median_us, self._best.get(t.shape, t.median_us))
+
+    def facts(self) -> Sequence[Note]:
+        """Return versions, clocks and protocol as the worker reads them."""
+        return (_toolchain(), *self._judges.facts().result())
+
+    def peers(self, spec: RunSpec) -> PeerTimes:
+        """Time the peers once, to show beside the search."""
+        found: list[Finalist] = []
+        missing: dict[str, str] = {}
+        for problem, shapes in _shapes_by_problem(spec):
+            job = FinalsJob(problem, (), shapes, spec.seed, rounds=PEER_ROUNDS)
+            result = self._judges.finals(job).result()
+            found += result.finalists
+            for absent in result.absent:
+                missing.setdefault(f"{absent.name} at {problem.key}", absent.reason)
+        return PeerTimes(tuple(found), tuple(f"no {who}: {why}" for who, why in missing.items()))
+
+    def finals(
+        self, spec: RunSpec, store: RunStore, entries: Sequence[Contender]
+    ) -> Sequence[Finalist]:
+        """Check contenders harder and time them with the peers, interleaved.
+
+        A trial that fails here is noted in the journal, and the next best of its shapes takes
+        its place.
+        """
+        rejected: set[int] = set()
+        done: dict[Shape, list[Finalist]] = {}
+        for _ in range(FINAL_ROUNDS):
+            failed = self._one_final(spec, store, entries, done)
+            rejected |= failed
+            again = {s for e in entries if e.record.index in failed for s in e.shapes}
+            if not again:
+                break
+            history = store.replay().history.without(rejected)
+            entries = contenders(replace(spec, shapes=tuple(again)), history)
+        return [f for found in done.values() for f in found]
+
+    def _one_final(
+        self,
+        spec: RunSpec,
+        store: RunStore,
+        entries: Sequence[Contender],
+        done: dict[Shape, list[Finalist]],
+    ) -> set[int]:
+        """Time `entries`; put a shape's finalists into `done` and return the trials that failed."""
+        failed: set[int] = set()
+        wanted = {s for e in entries for s in e.shapes}
+        for problem, shapes in _shapes_by_problem(spec):
+            here = tuple(s for s in shapes if s in wanted)
+            mine = [e for e in entries if e.record.problem == problem]
+            if not mine:
+                continue
+            job = FinalsJob(problem, _loaded(store, mine), here, spec.seed)
+            found = self._judges.finals(job).result()
+            for shape in here:
+                done[shape] = [f for f in found.finalists if f.shape == shape]
+            for trial, why in found.rejected:
+                failed.add(trial)
+                store.append(rejection(trial, why))
+        return failed
+
+    def close(self) -> None:
+        """Stop every process at once."""
+        self._builder.pool.close()
+        self._judges.close()
+
+
+def _shapes_by_problem(spec: RunSpec) -> list[tuple[Problem, tuple[Shape, ...]]]:
+    problems = problems_of(spec.variant, spec.dtype, spec.shapes)
+    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems]
+
+
+def _loaded(store: RunStore, contenders: Sequence[Contender]) -> tuple[Entry, ...]:
+    """Read the contenders' kernels back from the run's folder."""
+    entries = []
+    for c in contenders:
+        stored = store.kernel(c.record.cubin_key)
+        entries.append(Entry(c.record.index, stored.source, stored.cubin.image, c.shapes))
+    return tuple(entries)
+
+
+def _toolchain() -> Note:
+    versions = dict(find_headers().versions)
+    return Note("toolchain", (("nvrtc", nvrtc_version()), *versions.items()))
+
+
+def cubin_cache() -> Path:
+    """Return the folder where cubins are kept between runs, by the XDG rule."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "tltune" / "cubins"

@@ -20,7 +20,6 @@ from space.params import Point
 from space.variant import Problem, Shape, io_bytes
 
 SMEM_BYTES_PER_CLOCK = 128  #: what one SM reads from or writes to shared memory
-BANK_ROW_BYTES = 128
 CHUNK_BYTES = 16
 SCHEDULERS = 4
 MAX_BLOCKS_PER_SM = {75: 16, 80: 32, 89: 24, 90: 32}
@@ -122,11 +121,9 @@ def key_tiles(shape: Shape, bm: int, bn: int) -> list[int]:
 def conflict_ways(columns: int, swizzle: int) -> int:
     """Return how many of eight consecutive rows meet in one bank group in an ldmatrix."""
     pitch = row_pitch_bytes(columns, swizzle)
-    mask = max(swizzle // CHUNK_BYTES, 1) - 1
-    slots = []
-    for row in range(8):
-        chunk = row * pitch // CHUNK_BYTES
-        slots.append((chunk ^ ((row * pitch // BANK_ROW_BYTES) & mask)) % 8)
+    shift, mask = {128: (0, 7), 64: (1, 3), 32: (2, 1)}.get(swizzle, (0, 0))
+    # the first chunk of each row, in units of the eight 16-byte bank groups
+    slots = [(row * pitch // CHUNK_BYTES + ((row >> shift) & mask)) % 8 for row in range(8)]
     return max(slots.count(s) for s in slots)
 
 

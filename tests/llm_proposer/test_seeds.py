@@ -1,0 +1,76 @@
+"""Seeds: legal everywhere, deterministic, the first one conservative."""
+
+from __future__ import annotations
+
+import pytest
+
+from llm_proposer.seeds import nearest_legal, seeds
+from space.constraints import space_for, violated
+from space.gpu import GPUS, GpuSpec
+from space.variant import DType, Problem
+
+
+def problem(head_dim: int, head_dim_v: int, causal: bool = False) -> Problem:
+    return Problem("mha", DType.FP16, head_dim, head_dim_v, causal)
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda g: g.name)
+def test_every_head_dim_has_a_legal_first_trial(gpu: GpuSpec) -> None:
+    for head_dim in range(16, 257, 8):
+        for causal in (False, True):
+            p = problem(head_dim, head_dim, causal)
+            space = space_for(p, gpu)
+            found = seeds(p, gpu, space)
+            assert found, f"no seed for head dim {head_dim} on {gpu.name}"
+            for point in found:
+                assert violated(p, point, gpu) is None
+                assert space.point(point.as_dict()) == point
+
+
+@pytest.mark.parametrize("dims", [(192, 128), (256, 16), (16, 256), (72, 40)])
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda g: g.name)
+def test_unequal_head_dims_have_one_too(gpu: GpuSpec, dims: tuple[int, int]) -> None:
+    p = problem(*dims)
+    assert seeds(p, gpu, space_for(p, gpu))
+
+
+def test_the_first_seed_takes_no_risks() -> None:
+    for gpu in GPUS.values():
+        p = problem(128, 128)
+        first = seeds(p, gpu, space_for(p, gpu))[0]
+        assert first["stages"] == 1
+        assert first["blocks_per_sm"] == 1
+        assert first["rescale_threshold"] == 0
+        assert first["q_in_registers"] == 0
+
+
+def test_seeds_are_distinct_and_the_same_each_time() -> None:
+    gpu = GPUS["l40s"]
+    p = problem(192, 128, causal=True)
+    found = seeds(p, gpu, space_for(p, gpu))
+    assert len({s.key for s in found}) == len(found) > 3
+    assert found == seeds(p, gpu, space_for(p, gpu))
+
+
+def test_a_wish_that_is_legal_is_kept() -> None:
+    gpu = GPUS["h200"]
+    p = problem(128, 128)
+    space = space_for(p, gpu)
+    wanted = seeds(p, gpu, space)[1]
+    assert nearest_legal(p, gpu, space, wanted.as_dict()) == wanted
+
+
+def test_too_many_stages_are_given_up_before_the_tile() -> None:
+    p, gpu = problem(128, 128), GPUS["l40s"]
+    space = space_for(p, gpu)
+    wish = seeds(p, gpu, space)[0].as_dict() | {"stages": 3, "BM": 128, "BN": 64}
+    found = nearest_legal(p, gpu, space, wish)
+    assert found is not None
+    assert (found["BM"], found["BN"]) == (128, 64)
+    assert found["stages"] < 3
+
+
+def test_a_space_without_a_legal_point_gives_none() -> None:
+    p, gpu = problem(256, 256), GPUS["t4"]
+    space = space_for(p, gpu).restrict({"BM": (256,), "BN": (192,)})
+    assert seeds(p, gpu, space) == ()

@@ -14,6 +14,8 @@ class ArgKind(StrEnum):
     STRIDE = "stride"  # int64, elements
     INT = "int"  # int32: a length, a head count
     FLOAT = "float"  # float32: scale and other run-time scalars
+    TENSOR_MAP = "tensor_map"  # 128 bytes: a TMA descriptor of a tensor, see Arg.box
+    TICKETS = "tickets"  # pointer to one int32 that is 0 between launches: a tile scheduler's
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,9 @@ class Arg:
 
     kind: ArgKind
     name: str
+    #: TENSOR_MAP only: (columns, rows) of the box that one copy moves, 128-byte swizzled; the map
+    #: has axes (columns, rows, heads, batch), and elements outside it read as zero
+    box: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Launch:
     smem_bytes: int
     grid: tuple[GridAxis, ...]
     args: tuple[Arg, ...]
+    #: blocks for each SM at most, 0 for no limit: a persistent kernel walks the rest of the grid
+    persistent: int = 0
 
 
 @dataclass(frozen=True, slots=True)

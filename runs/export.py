@@ -1,8 +1,8 @@
 """What leaves a run: a Python package with the best kernel of each shape.
 
-__init__.py  attention.py  checks.py  launch.py  manifest.py    the code that runs them
-manifest.json                                                   which, how fast, how measured
-kernels/NAME.cu  kernels/NAME.cubin                             one pair for each program
+__init__.py, attention.py, ...         the code that runs them
+manifest.json                          which, how fast, how measured
+kernels/NAME.cu, kernels/NAME.cubin    one pair for each program
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ FILES = {
     "attention.py": "attention.py",
     "checks.py": "checks.py",
     "launch.py": "launch.py",
+    "tensor_map.py": "tensor_map.py",
     "manifest.py": "manifest.py",
 }
 PASSED = ("Q", "K", "V")  #: what `attention` gives to a kernel

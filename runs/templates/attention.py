@@ -70,6 +70,7 @@ class _Plan(NamedTuple):
     device: int
     out_shape: tuple[int, int, int, int]
     workspaces: tuple[tuple[str, tuple[int, ...]], ...]
+    tickets: tuple[str, ...]
 
 
 class Attention:
@@ -80,6 +81,7 @@ class Attention:
         self._cuda = cuda or Cuda()
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._modules: dict[tuple[str, int], launch.Module] = {}
+        self._tickets: dict[tuple[str, int, int], torch.Tensor] = {}
         self._lock = threading.Lock()
 
     @cached_property
@@ -124,11 +126,27 @@ class Attention:
         for name, shape in plan.workspaces:
             held.append(torch.empty(shape, dtype=torch.float32, device=device))
             addresses[name] = held[-1].data_ptr()
+        stream = self._cuda.stream(plan.device)
+        for name in plan.tickets:
+            held.append(self._ticket(name, plan.device, stream, device))
+            addresses[name] = held[-1].data_ptr()
         if plan.device == self._cuda.current():
-            plan.prepared.launch(self._cuda.stream(plan.device), addresses)
+            plan.prepared.launch(stream, addresses)
             return
         with self._cuda.use(plan.device):
-            plan.prepared.launch(self._cuda.stream(plan.device), addresses)
+            plan.prepared.launch(stream, addresses)
+
+    def _ticket(self, name: str, index: int, stream: int, device: torch.device) -> torch.Tensor:
+        """Return a counter that no launch on another stream uses at the same time.
+
+        Kernels leave it at 0. A graph may be replayed on any stream, so it gets its own.
+        """
+        if self._cuda.is_capturing():
+            return torch.zeros(1, dtype=torch.int32, device=device)
+        key = (name, index, stream)
+        if key not in self._tickets:
+            self._tickets[key] = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._tickets[key]
 
     def _first(
         self,
@@ -153,13 +171,16 @@ class Attention:
         if result is None or not checks.is_readable(result):
             result = torch.empty(sizes.out_shape, dtype=q.dtype, device=q.device)
         if result.numel() and sizes.seqlen_k:
-            q, k, v = checks.readable(q), checks.readable(k), checks.readable(v)
+            dtype = checks.DTYPES[q.dtype]
+            entry = self.choose(sizes, causal, dtype, device, allow_untuned)
+            broadcast = not entry.uses_tensor_maps
+            q, k, v = (checks.readable(t, broadcast) for t in (q, k, v))
             given = None if out is None else result
             key = _key(q, k, v, causal, scale, given, allow_untuned)
             plan = self._plans.get(key)
             if plan is None:
                 tensors = {"Q": q, "K": k, "V": v, "O": result}
-                plan = self._plan(tensors, sizes, causal, number, device, allow_untuned)
+                plan = self._plan(entry, tensors, sizes, number, device)
                 if len(self._plans) >= MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan
@@ -176,15 +197,12 @@ class Attention:
 
     def _plan(
         self,
+        entry: KernelEntry,
         tensors: dict[str, torch.Tensor],
         sizes: checks.Sizes,
-        causal: bool,
         scale: float,
         device: int,
-        allow_untuned: bool,
     ) -> _Plan:
-        dtype = checks.DTYPES[tensors["Q"].dtype]
-        entry = self.choose(sizes, causal, dtype, device, allow_untuned)
         module = self._module(entry, device)
         lengths = entry.parameters | launch.problem_lengths(
             sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k
@@ -196,10 +214,14 @@ class Attention:
             name: torch.empty(shape, dtype=torch.float32, device=tensors["Q"].device)
             for name, shape in workspaces
         }
+        tickets = launch.ticket_names(entry.launches)
+        spaces |= {
+            name: torch.zeros(1, dtype=torch.int32, device=tensors["Q"].device) for name in tickets
+        }
         prepared = launch.prepare(
             module, entry.launches, tensors | spaces, lengths, {"scale": scale}
         )
-        return _Plan(prepared, device, sizes.out_shape, workspaces)
+        return _Plan(prepared, device, sizes.out_shape, workspaces, tickets)
 
     def _module(self, entry: KernelEntry, device: int) -> launch.Module:
         with self._lock:

@@ -90,17 +90,21 @@ def check_no_grad(*tensors: torch.Tensor) -> None:
         raise ValueError("these kernels have no backward pass; call under torch.no_grad()")
 
 
-def is_readable(t: torch.Tensor) -> bool:
-    """Whether kernels can use the tensor in place: inner stride 1, all else 16-byte aligned."""
+def is_readable(t: torch.Tensor, broadcast: bool = True) -> bool:
+    """Whether kernels can use the tensor in place: inner stride 1, all else 16-byte aligned.
+
+    `broadcast` says whether an axis may have stride 0.
+    """
     *outer, inner = zip(t.shape, t.stride(), strict=True)
     if inner[1] != 1 and inner[0] > 1:
         return False
     size = t.element_size()
-    aligned = all(n <= 1 or s * size % ALIGNMENT_BYTES == 0 for n, s in outer)
+    wide = [stride * size for n, stride in outer if n > 1]
+    aligned = all(step % ALIGNMENT_BYTES == 0 and (step or broadcast) for step in wide)
     return aligned and t.data_ptr() % ALIGNMENT_BYTES == 0
 
 
-def readable(t: torch.Tensor) -> torch.Tensor:
+def readable(t: torch.Tensor, broadcast: bool = True) -> torch.Tensor:
     """Return the tensor, or a contiguous copy when kernels cannot read it in place."""
     # not contiguous(): that returns the same storage when only the address is misaligned
-    return t if is_readable(t) else t.clone(memory_format=torch.contiguous_format)
+    return t if is_readable(t, broadcast) else t.clone(memory_format=torch.contiguous_format)

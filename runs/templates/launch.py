@@ -8,13 +8,17 @@ anything with `data_ptr()` and `stride()`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from . import tensor_map
+
 DEFAULT_SMEM_BYTES = 48 * 1024  #: dynamic shared memory a kernel gets without asking
 INT32_MAX = 2**31 - 1
+ADDRESSES = ("pointer", "tickets")  #: kinds that are packed as an address
 STRIDE_AXES = {"b": 0, "s": 1, "h": 2}  #: axes of a [batch, rows, heads, columns] tensor
 
 
@@ -32,10 +36,15 @@ class DriverError(LaunchError):
 
 
 class Arg(NamedTuple):
-    """One kernel argument: how it is packed (pointer, stride, int, float) and what it is."""
+    """One kernel argument: how it is packed and what it is.
+
+    The kinds are pointer, stride, int, float, tensor_map (a TMA descriptor, whose copies move a
+    `box` of columns and rows) and tickets (a pointer to an int32 that is 0 between launches).
+    """
 
     kind: str
     name: str
+    box: tuple[int, int] = (0, 0)
 
 
 class Axis(NamedTuple):
@@ -46,13 +55,17 @@ class Axis(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """How to start one `__global__` function."""
+    """How to start one `__global__` function.
+
+    `persistent` is the number of blocks for each SM at most, 0 for no limit.
+    """
 
     entry: str
     threads: int
     smem_bytes: int
     grid: tuple[Axis, ...]
     args: tuple[Arg, ...]
+    persistent: int = 0
 
 
 class AxisLike(Protocol):
@@ -71,6 +84,8 @@ class ArgLike(Protocol):
     def kind(self) -> str: ...
     @property
     def name(self) -> str: ...
+    @property
+    def box(self) -> tuple[int, int]: ...
 
 
 class LaunchLike(Protocol):
@@ -86,11 +101,15 @@ class LaunchLike(Protocol):
     def grid(self) -> Sequence[AxisLike]: ...
     @property
     def args(self) -> Sequence[ArgLike]: ...
+    @property
+    def persistent(self) -> int: ...
 
 
 class TensorLike(Protocol):
     """A tensor in device memory; strides in elements, [batch, rows, heads, ...] first."""
 
+    @property
+    def shape(self) -> Sequence[int]: ...
     def data_ptr(self) -> int: ...
     def stride(self) -> tuple[int, ...]: ...
 
@@ -137,6 +156,13 @@ class Module:
         self._cu_device = cu_device
         self._module = module
         self._kernels: dict[tuple[str, int], Kernel] = {}
+
+    @functools.cached_property
+    def num_sms(self) -> int:
+        """Streaming multiprocessors of the device."""
+        attribute = self.driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        result = self.driver.cuDeviceGetAttribute(attribute, self._cu_device)
+        return int(checked(self.driver, result, "count multiprocessors"))
 
     def kernel(self, entry: str, smem_bytes: int) -> Kernel:
         """Return the function called `entry`. Raises DriverError when absent or too large."""
@@ -190,31 +216,58 @@ def load(image: bytes, device: int, driver: Any = None) -> Module:
 
 
 class Call:
-    """One launch with its arguments packed: a grid, a block and a buffer of 8-byte slots.
+    """One launch with its arguments packed: a grid, a block, a slot of 8 bytes for each argument
+    and memory for TMA descriptors.
 
-    `bind` replaces the pointers, so that a packed call serves every call of the same shape and
+    `bind` replaces the addresses, so that a packed call serves every call of the same shape and
     strides.
     """
 
-    __slots__ = ("_addresses", "_params", "grid", "launch_info", "pointers", "slots")
+    __slots__ = ("_addresses", "_encoder", "_maps", "_memory", "_params", "_pointers", "grid",
+                 "launch_info", "slots")  # fmt: skip
 
-    def __init__(
-        self, launch: LaunchLike, grid: int, slots: ctypes.Array[ctypes.c_uint64],
-        pointers: tuple[tuple[int, str], ...],
-    ) -> None:  # fmt: skip
+    def __init__(self, launch: LaunchLike, grid: int, encoder: tensor_map.Encoder | None) -> None:
         self.launch_info = launch
         self.grid = grid
-        self.slots = slots
-        self.pointers = pointers
-        base, size = ctypes.addressof(slots), ctypes.sizeof(ctypes.c_uint64)
-        addresses = (base + i * size for i in range(len(launch.args)))
-        self._addresses = (ctypes.c_void_p * max(len(launch.args), 1))(*addresses)
+        count = max(len(launch.args), 1)
+        self.slots = (ctypes.c_uint64 * count)()
+        self._encoder = encoder
+        maps = [i for i, arg in enumerate(launch.args) if arg.kind == "tensor_map"]
+        self._memory, base = tensor_map.buffer(len(maps))
+        self._maps = tuple(
+            (base + k * tensor_map.BYTES, launch.args[i].name) for k, i in enumerate(maps)
+        )
+        self._pointers = tuple(
+            (i, arg.name) for i, arg in enumerate(launch.args) if arg.kind in ADDRESSES
+        )
+        first, size = ctypes.addressof(self.slots), ctypes.sizeof(ctypes.c_uint64)
+        at = {i: base + k * tensor_map.BYTES for k, i in enumerate(maps)}
+        self._addresses = (ctypes.c_void_p * count)(
+            *(at.get(i, first + i * size) for i in range(count))
+        )
         self._params = ctypes.addressof(self._addresses)
 
     def bind(self, addresses: Mapping[str, int]) -> None:
-        """Write the tensors' addresses, by name."""
-        for slot, name in self.pointers:
+        """Write the tensors' addresses, by name. Raises LaunchError when TMA refuses one."""
+        for slot, name in self._pointers:
             self.slots[slot] = addresses[name]
+        for target, name in self._maps:
+            assert self._encoder is not None
+            if code := self._encoder.move(target, addresses[name]):
+                raise LaunchError(f"{self.launch_info.entry}: TMA refuses {name} (CUresult {code})")
+
+    def describe(self, tensors: Mapping[str, TensorLike]) -> None:
+        """Write the TMA descriptors. Raises LaunchError naming the tensor that has none."""
+        boxes = {arg.name: arg.box for arg in self.launch_info.args if arg.kind == "tensor_map"}
+        for target, name in self._maps:
+            assert self._encoder is not None
+            tensor, box = _named(tensors, name, "tensor", self.launch_info), boxes[name]
+            shape, strides = tuple(tensor.shape), tensor.stride()
+            if code := self._encoder.encode(target, tensor.data_ptr(), shape, strides, box):
+                raise LaunchError(
+                    f"{self.launch_info.entry}: TMA cannot describe {name} of shape {shape}, "
+                    f"strides {strides}, box {box} (CUresult {code})"
+                )
 
     def launch(self, kernel: Kernel, stream: int) -> None:
         """Start the kernel on a stream; does not wait. Raises DriverError."""
@@ -232,21 +285,37 @@ def pack(
     tensors: Mapping[str, TensorLike],
     lengths: Mapping[str, int],
     scalars: Mapping[str, float],
+    num_sms: int = 0,
+    encoder: tensor_map.Encoder | None = None,
 ) -> Call:
     """Pack the arguments of one launch.
 
     `lengths` holds batch, heads, group, M, N and any whole-number parameter the launch names;
-    `scalars` the floats. Raises LaunchError naming what is missing or out of range.
+    `scalars` the floats; `tensors` every tensor, workspaces and tickets included. A persistent
+    launch wants `num_sms`. Raises LaunchError naming what is missing or out of range.
     """
-    slots = (ctypes.c_uint64 * max(len(launch.args), 1))()
-    pointers = []
+    grid = grid_size(launch, lengths)
+    if launch.persistent:
+        if num_sms < 1:
+            raise LaunchError(f"{launch.entry} is persistent; the number of SMs is wanted")
+        grid = min(grid, launch.persistent * num_sms)
+    if any(arg.kind == "tensor_map" for arg in launch.args):
+        encoder = encoder or _encoder()
+    call = Call(launch, grid, encoder)
     for i, arg in enumerate(launch.args):
-        if arg.kind == "pointer":
-            slots[i] = _named(tensors, arg.name, "tensor", launch).data_ptr()
-            pointers.append((i, arg.name))
-        else:
-            slots[i] = _packed(arg, launch, tensors, lengths, scalars)
-    return Call(launch, grid_size(launch, lengths), slots, tuple(pointers))
+        if arg.kind in ADDRESSES:
+            call.slots[i] = _named(tensors, arg.name, "tensor", launch).data_ptr()
+        elif arg.kind != "tensor_map":
+            call.slots[i] = _packed(arg, launch, tensors, lengths, scalars)
+    call.describe(tensors)
+    return call
+
+
+def _encoder() -> tensor_map.Encoder:
+    try:
+        return tensor_map.encoder()
+    except OSError as error:
+        raise LaunchError(f"no CUDA driver on this machine ({error})") from None
 
 
 def _packed(
@@ -312,6 +381,12 @@ def workspace_shape(axes: Iterable[str], lengths: Mapping[str, int]) -> tuple[in
     return tuple(int(a) if a.isdecimal() else lengths[a] for a in axes)
 
 
+def ticket_names(launches: Iterable[LaunchLike]) -> tuple[str, ...]:
+    """Return the names of the tickets that launches want: one int32 each, 0 before the first."""
+    names = (arg.name for x in launches for arg in x.args if arg.kind == "tickets")
+    return tuple(dict.fromkeys(names))
+
+
 class Prepared:
     """All launches of one program, in order, packed for one set of shapes and strides."""
 
@@ -339,11 +414,11 @@ def prepare(
 ) -> Prepared:
     """Pack every launch of a program. Raises LaunchError or DriverError.
 
-    Arguments are as for `pack`; `tensors` includes the program's workspaces.
+    Arguments are as for `pack`.
     """
-    return Prepared(
-        tuple(
-            (module.kernel(x.entry, x.smem_bytes), pack(x, tensors, lengths, scalars))
-            for x in launches
-        )
-    )
+    steps = []
+    for x in launches:
+        num_sms = module.num_sms if x.persistent else 0
+        call = pack(x, tensors, lengths, scalars, num_sms)
+        steps.append((module.kernel(x.entry, x.smem_bytes), call))
+    return Prepared(tuple(steps))

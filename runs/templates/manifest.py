@@ -58,6 +58,11 @@ class KernelEntry(NamedTuple):
     workspaces: tuple[Workspace, ...]
     parameters: dict[str, int]
 
+    @property
+    def uses_tensor_maps(self) -> bool:
+        """Whether kernels read or write through TMA descriptors."""
+        return any(arg.kind == "tensor_map" for x in self.launches for arg in x.args)
+
     def image(self) -> bytes:
         """Return the machine code. Raises ManifestError when it is not what was exported."""
         try:
@@ -170,8 +175,16 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
         _get(body, "threads", int, 1, 1024),
         _get(body, "smem_bytes", int, 0, 1 << 20),
         tuple(launch.Axis(_get(x, "length", str), _get(x, "tile", int, 1)) for x in grid),
-        tuple(launch.Arg(_get(x, "kind", str), _get(x, "name", str)) for x in args),
+        tuple(launch.Arg(_get(x, "kind", str), _get(x, "name", str), _box(x)) for x in args),
+        _get(body, "persistent", int, 0, 64),
     )
+
+
+def _box(argument: dict[str, Any]) -> tuple[int, int]:
+    box = _list(argument.get("box"), "box")
+    if len(box) != 2 or not all(type(n) is int and 0 <= n <= 256 for n in box):
+        raise _Fault(f"box {box!r}")
+    return box[0], box[1]
 
 
 def _workspace(body: dict[str, Any]) -> Workspace:

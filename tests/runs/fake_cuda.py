@@ -27,6 +27,9 @@ class HostDriver:
     class CUfunction_attribute:
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 
+    class CUdevice_attribute:
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+
     def __init__(self) -> None:
         self.launches = 0
         self.images: list[bytes] = []
@@ -52,6 +55,9 @@ class HostDriver:
 
     def cuModuleGetFunction(self, module: bytes, name: bytes) -> tuple[int, bytes]:
         return 0, module
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int, int]:
+        return 0, 132
 
     def cuFuncSetAttribute(self, *values: Any) -> tuple[int]:
         return (0,)

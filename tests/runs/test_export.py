@@ -30,7 +30,7 @@ def test_a_folder_is_a_package_with_sources_cubins_and_manifest(tmp_path: Path) 
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == [
         "__init__.py", "attention.py", "checks.py", "kernels", "launch.py", "manifest.json",
-        "manifest.py",
+        "manifest.py", "tensor_map.py",
     ]  # fmt: skip
     for entry in manifest["kernels"].values():
         source = (tmp_path / "out" / entry["source"]).read_bytes()
@@ -191,6 +191,8 @@ def test_shapes_of_the_run_without_a_kernel_are_left_out(tmp_path: Path) -> None
         (("kernels", "K", "launches", 0, "threads"), 4096, "threads: 4096 is out of range"),
         (("kernels", "K", "launches", 0, "smem_bytes"), -1, "smem_bytes: -1 is out of range"),
         (("kernels", "K", "launches", 0, "grid"), None, "grid is not a list"),
+        (("kernels", "K", "launches", 0, "args", 0, "box"), [1], r"box \[1\]"),
+        (("kernels", "K", "launches", 0, "persistent"), -1, "persistent: -1 is out of range"),
     ],
 )
 def test_a_manifest_that_was_changed_is_refused(

@@ -1,0 +1,78 @@
+"""TMA descriptors: how a kernel's bulk copies see a [batch, rows, heads, columns] tensor."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+BYTES, ALIGNMENT = 128, 64  #: of a descriptor
+ELEMENT_BYTES = 2
+STRIDE_BYTES = 16  #: strides are multiples of it
+
+# Values of the driver's enumerations. Elements are moved, never computed with, so that 16-bit
+# whole numbers stand for either float type; what lies outside the tensor reads as zero bits.
+_UINT16, _NO_INTERLEAVE, _SWIZZLE_128B, _L2_256B, _ZERO_FILL = 1, 0, 3, 3, 0
+
+
+class Encoder:
+    """The driver's two calls that write descriptors, on memory of our own.
+
+    The bindings' descriptor object need not lie on 64 bytes, which the driver insists on.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def encode(
+        self,
+        target: int,
+        address: int,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        box: tuple[int, int],
+    ) -> int:
+        """Write the descriptor of a tensor to address `target`; returns the driver's code.
+
+        `sizes` are batch, rows, heads, columns; `strides` of the first three, in elements; `box`
+        the columns and rows of one copy, swizzled by 128 bytes.
+        """
+        b, s, h, columns = sizes
+        extents = (ctypes.c_uint64 * 4)(columns, s, h, b)
+        steps = (ctypes.c_uint64 * 3)(
+            *(_step(n, strides[axis]) for n, axis in ((s, 1), (h, 2), (b, 0)))
+        )
+        boxes = (ctypes.c_uint32 * 4)(*box, 1, 1)
+        ones = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
+        return int(
+            self._library.cuTensorMapEncodeTiled(
+                ctypes.c_void_p(target), _UINT16, 4, ctypes.c_void_p(address), extents, steps,
+                boxes, ones, _NO_INTERLEAVE, _SWIZZLE_128B, _L2_256B, _ZERO_FILL,
+            )
+        )  # fmt: skip
+
+    def move(self, target: int, address: int) -> int:
+        """Point the descriptor at `target` to another address; returns the driver's code."""
+        return int(
+            self._library.cuTensorMapReplaceAddress(
+                ctypes.c_void_p(target), ctypes.c_void_p(address)
+            )
+        )
+
+
+def _step(size: int, stride: int) -> int:
+    """Bytes between neighbours on an axis; that of an axis of one element means nothing."""
+    return stride * ELEMENT_BYTES if size > 1 else STRIDE_BYTES
+
+
+@functools.cache
+def encoder() -> Encoder:
+    """Return the encoder of this machine's driver. Raises OSError when there is no driver."""
+    return Encoder(ctypes.CDLL("libcuda.so.1"))
+
+
+def buffer(count: int) -> tuple[ctypes.Array[ctypes.c_ubyte], int]:
+    """Return memory for `count` descriptors and the aligned address of the first."""
+    memory = (ctypes.c_ubyte * (count * BYTES + ALIGNMENT))()
+    return memory, -(-ctypes.addressof(memory) // ALIGNMENT) * ALIGNMENT

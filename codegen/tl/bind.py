@@ -69,8 +69,10 @@ from codegen.tl.flow import (
 from codegen.tl.normalise import (
     Context,
     derived,
+    join_running_max,
     merge_names,
     number_scalars,
+    running_maxima,
     scores_of,
     unify_masks,
     unify_scale,
@@ -113,7 +115,7 @@ def bind(sketch: Sketch, problem: Problem, point: Point) -> Program:
     if any(t.axes for k in kernels for t in k.tensors):
         tuned.setdefault("num_splits", 1)
     program = Program(tuple(kernels), tuple(sorted(tuned.items())), tuple(scalars), sketch.lines)
-    return recognise.recognised(program, problem)
+    return recognise.recognised(program)
 
 
 def _names(kernels: list[Kernel]) -> tuple[str, ...]:
@@ -227,6 +229,7 @@ class _KernelBinder:
         block = rewrite(block, _drop_key_registers)
         stored = frozenset(s.name for s in walk(block) if isinstance(s, Copy) and s.src is not None)
         block = merge_names(block, stored)
+        block = join_running_max(block)
         block = unify_scale(block, scores_of(block), context)
         block = number_scalars(block, self.numbers)
         block = unify_softcap(block)
@@ -330,26 +333,12 @@ class _KernelBinder:
             elif isinstance(stmt, Gemm | Arith | Custom):
                 wanted = reads(stmt)
             for name in sorted((wanted & names) - done - loaded):
-                value = float("-inf") if name in self._maxima() else 0.0
+                value = float("-inf") if name in running_maxima(self.block) else 0.0
                 found.append(Custom("Fill", name, (Num(value),), None, False, stmt.span))
                 done.add(name)
             found.append(stmt)
             done |= all_written((stmt,))
         self.block = tuple(found)
-
-    def _maxima(self) -> frozenset[str]:
-        """Return names of running row maxima."""
-        found: set[str] = set()
-        for _ in range(2):
-            for stmt in walk(self.block):
-                match stmt:
-                    case Custom(op="RowMax" | "Max"):
-                        found.add(stmt.out or stmt.name)
-                    case Copy(target=str(target)) if stmt.name in found:
-                        found.add(target)
-                    case _:
-                        pass
-        return frozenset(found)
 
     def _shapes(self) -> None:
         """Write the numbers into shapes, slices and arguments."""

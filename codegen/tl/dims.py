@@ -170,10 +170,10 @@ def _matrices(block: Block, allocations: tuple[Allocate, ...]) -> set[str]:
         if isinstance(stmt, Gemm):
             found |= {stmt.a.name, stmt.b.name, stmt.out}
         elif isinstance(stmt, Copy):
-            if (len(stmt.shape) == 2 and evaluate(stmt.shape[1], {}) != 1) or (
-                (len(stmt.name) > 1 or Memory.GLOBAL in (stmt.src, stmt.dst))
-                and (is_query_name(stmt.name) or is_key_name(stmt.name))
-            ):
+            shaped = len(stmt.shape) == 2 and evaluate(stmt.shape[1], {}) != 1
+            # `m` and `l` are no matrices, and neither is a Q that never leaves the registers
+            moved = len(stmt.name) > 1 or Memory.GLOBAL in (stmt.src, stmt.dst)
+            if shaped or (moved and (is_query_name(stmt.name) or is_key_name(stmt.name))):
                 found.add(stmt.name)
         elif isinstance(stmt, Custom) and stmt.op in (*ROW_OPS, "Mask", "Softmax", "Scale"):
             found.add(stmt.name)

@@ -97,6 +97,23 @@ def has_softmax(block: Block, scores: str) -> bool:
     )
 
 
+def running_maxima(block: Block) -> frozenset[str]:
+    """Return names of row maxima, running ones included."""
+    found: set[str] = set()
+    while True:
+        before = len(found)
+        for stmt in walk(block):
+            match stmt:
+                case Custom(op="RowMax" | "Max"):
+                    found.add(stmt.out or stmt.name)
+                case Copy(target=str(target)) if stmt.name in found:
+                    found.add(target)
+                case _:
+                    pass
+        if len(found) == before:
+            return frozenset(found)
+
+
 # ---- scale ---------------------------------------------------------------------------------------
 
 
@@ -129,6 +146,22 @@ def _factor(expr: Expr, context: Context) -> float | None:
 
 def _close(a: Number, b: float) -> bool:
     return abs(a - b) <= 1e-3 * abs(b)
+
+
+def join_running_max(block: Block) -> Block:
+    """`RowMax S and get m_new` that then replaces m is the running maximum: it includes m."""
+    joined = {s.out or s.name for s in walk(block) if isinstance(s, Custom) and s.op == "Max"}
+    carried = {s.name: s.target for s in walk(block) if isinstance(s, Copy) and s.target}
+
+    def change(stmt: Stmt) -> Stmt | Block:
+        if isinstance(stmt, Custom) and stmt.op == "RowMax":
+            running = carried.get(stmt.out or "")
+            if running and stmt.out not in joined and running not in joined:
+                join = Custom("Max", stmt.out or "", (Name(running),), None, False, stmt.span)
+                return (stmt, join)
+        return stmt
+
+    return rewrite(block, change)
 
 
 def unify_scale(block: Block, scores: tuple[str, ...], context: Context) -> Block:

@@ -59,7 +59,7 @@ def prepare(sketch: Sketch, declared: frozenset[str]) -> tuple[RawKernel, ...]:
     for block in split_kernels(rest):
         block = _index_names(block, declared)
         block = _tile_names(block)
-        block = _direct_output(block)
+        block = _running_state(_direct_output(block))
         kernels.append(RawKernel(allocations, _coordinates(block)))
     return tuple(kernels)
 
@@ -135,6 +135,22 @@ def _direct_output(block: Block) -> Block:
             return None
         if (stmt.src, stmt.dst) == (Memory.SHARED, Memory.GLOBAL):
             return replace(stmt, src=Memory.REGISTER)
+        return stmt
+
+    return rewrite(block, change)
+
+
+def _running_state(block: Block) -> Block:
+    """State kept in global, read as `m` and stored as `m_new`, is one tensor: m."""
+    loaded = {s.name for s in walk(block) if isinstance(s, Copy) and s.src is Memory.GLOBAL}
+    stored = {s.name for s in walk(block) if isinstance(s, Copy) and s.dst is Memory.GLOBAL}
+    state = {f"{n}_new": n for n in loaded - stored if f"{n}_new" in stored - loaded}
+
+    def change(stmt: Stmt) -> Stmt | Block:
+        if isinstance(stmt, Copy) and stmt.dst is Memory.GLOBAL and stmt.name in state:
+            old = state[stmt.name]
+            renaming = Copy(stmt.name, target=old, span=stmt.span)
+            return (renaming, replace(stmt, name=old))
         return stmt
 
     return rewrite(block, change)

@@ -1,0 +1,535 @@
+"""Runs a bound program block by block with NumPy, at the element types of the real kernel.
+
+Operands of a GEMM are rounded to the 16-bit type, sums are in float32, the scores are rounded where
+the kernel makes them an operand. Batch and heads are vectorised, row blocks are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from codegen.tl.ast import (
+    Arith,
+    Call,
+    Copy,
+    Custom,
+    Elem,
+    Expr,
+    For,
+    Gemm,
+    If,
+    Kernel,
+    Memory,
+    Name,
+    Operand,
+    Program,
+    Reshape,
+    Rows,
+    Stmt,
+    Tensor,
+    walk,
+)
+from codegen.tl.evaluate import Number, evaluate
+from codegen.tl.flow import Block, names_in
+from codegen.tl.normalise import accumulators_of, running_maxima
+from codegen.tl.numerics import UNARY, Array, divide, round_to, subtract
+from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS
+from space.variant import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an axis of a tile begins in the problem: which rows, and the index of the first."""
+
+    rows: Rows
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tile's contents, [batch, heads, rows, columns], and what of it contributes nothing."""
+
+    data: Array
+    row: Origin | None = None
+    column: Origin | None = None
+    hidden: np.ndarray[Any, Any] | None = None
+
+    def showing(self, otherwise: float) -> Array:
+        """Return the data with `otherwise` where an element is masked."""
+        if self.hidden is None:
+            return self.data
+        return np.where(self.hidden, otherwise, self.data).astype(self.data.dtype)
+
+
+@dataclass(slots=True)
+class _State:
+    """What one block holds: tiles by (name, memory), softmax states, indices."""
+
+    tiles: dict[tuple[str, Memory], Value] = field(default_factory=dict)
+    softmax: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+    names: dict[str, Number] = field(default_factory=dict)
+
+
+def run(
+    program: Program,
+    tensors: Mapping[str, Any],
+    scalars: Mapping[str, float],
+    dtype: DType,
+    *,
+    exact: bool = False,
+) -> dict[str, Array]:
+    """Run `program` and return its outputs, [batch, rows, heads, columns].
+
+    `tensors` are arrays or CPU tensors [batch, rows, heads, columns] by name. `exact` computes in
+    float64 and rounds nowhere. Raises ValueError naming what is missing or does not fit.
+    """
+    machine = _Machine(program, tensors, scalars, dtype, exact)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for kernel in program.kernels:
+            machine.launch(kernel)
+    return {t.name: machine.globals[t.name] for k in program.kernels for t in k.tensors if t.output}
+
+
+class _Machine:
+    """Global memory and the sizes of one run."""
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Any],
+        scalars: Mapping[str, float],
+        dtype: DType,
+        exact: bool,
+    ) -> None:
+        self.dtype = dtype
+        self.exact = exact
+        self.float = np.dtype(np.float64 if exact else np.float32)
+        self.splits = program.param("num_splits", 1)
+        self.scalars = dict(scalars)
+        if missing := [s for s in program.scalars if s not in scalars]:
+            raise ValueError(f"the program needs a number for {', '.join(missing)}")
+        self.globals: dict[str, Array] = {}
+        lengths: dict[Rows, int] = {}
+        heads: dict[Rows, int] = {}
+        for tensor in _inputs(program):
+            array = self._input(tensor, tensors)
+            self.batch = array.shape[0]
+            for known, size in ((lengths, array.shape[1]), (heads, array.shape[2])):
+                if known.setdefault(tensor.rows, size) != size:
+                    raise ValueError(
+                        f"{tensor.name} has shape {array.shape}, which does not go with the other "
+                        f"tensors of {tensor.rows} rows"
+                    )
+            self.globals[tensor.name] = array
+        self.m = lengths.get(Rows.QUERY, lengths.get(Rows.KEY, 0))
+        self.n = lengths.get(Rows.KEY, self.m)
+        self.heads = heads.get(Rows.QUERY, heads.get(Rows.KEY, 1))
+        kv_heads = heads.get(Rows.KEY, self.heads)
+        if kv_heads == 0 or self.heads % kv_heads:
+            raise ValueError(f"{self.heads} query heads are not a multiple of {kv_heads} KV heads")
+        self.group = self.heads // kv_heads
+
+    def _input(self, tensor: Tensor, tensors: Mapping[str, Any]) -> Array:
+        if tensor.name not in tensors:
+            raise ValueError(f"the program needs a tensor {tensor.name}")
+        given = tensors[tensor.name]
+        if hasattr(given, "detach"):  # a torch tensor; NumPy has no bfloat16
+            given = given.detach().cpu().double().numpy()
+        array = np.asarray(given, dtype=self.float)
+        if array.ndim != 4:
+            raise ValueError(f"{tensor.name} must be [batch, rows, heads, columns]")
+        if isinstance(tensor.columns, int) and array.shape[3] != tensor.columns:
+            raise ValueError(
+                f"{tensor.name} has {array.shape[3]} columns, the program has {tensor.columns}"
+            )
+        return array if tensor.elem is Elem.F32 else self.round(array)
+
+    def round(self, values: Array) -> Array:
+        """Round to the problem's 16-bit type, unless the run is exact."""
+        return values if self.exact else round_to(values, self.dtype)
+
+    def launch(self, kernel: Kernel) -> None:
+        """Run every block of one kernel."""
+        for tensor in kernel.tensors:
+            if tensor.name not in self.globals:
+                self.globals[tensor.name] = self._blank(tensor, kernel)
+        used = _index_names(kernel.body)
+        bm = next((t.rows for t in kernel.tiles if self._is_query(kernel, t.name)), 1)
+        bn = _column_tile(kernel)
+        row_blocks = -(-self.m // bm) if BLOCK_ROW in used else 1
+        column_blocks = -(-self.n // bn) if BLOCK_COLUMN in used else 1
+        splits = self.splits if used & {SPLIT, *SPLIT_BOUNDS} else 1
+        key_tiles = -(-self.n // bn)
+        per_split = -(-key_tiles // splits)
+        for row in range(row_blocks):
+            for column in range(column_blocks):
+                for split in range(splits):
+                    start = min(split * per_split, key_tiles)
+                    names: dict[str, Number] = {
+                        "M": self.m,
+                        "N": self.n,
+                        BLOCK_ROW: row,
+                        BLOCK_COLUMN: column,
+                        SPLIT: split,
+                        SPLIT_BOUNDS[0]: start,
+                        SPLIT_BOUNDS[1]: min(start + per_split, key_tiles),
+                    }
+                    _Block(self, kernel, _State(names=names)).run(kernel.body)
+
+    def _is_query(self, kernel: Kernel, name: str) -> bool:
+        tensor = kernel.tensor(name)
+        return tensor is not None and tensor.rows is Rows.QUERY
+
+    def _blank(self, tensor: Tensor, kernel: Kernel) -> Array:
+        """Return an output or workspace: NaN, or its neutral element where the kernel reads it."""
+        columns = self.n if isinstance(tensor.columns, str) else tensor.columns
+        rows = self.m if tensor.rows is Rows.QUERY else self.n
+        heads = self.heads if tensor.rows is Rows.QUERY else self.heads // self.group
+        shape = (*(self.splits for _ in tensor.axes), self.batch, rows, heads, columns)
+        loaded = any(
+            isinstance(s, Copy) and s.name == tensor.name and s.src is Memory.GLOBAL
+            for s in walk(kernel.body)
+        )
+        value = np.nan
+        if loaded:
+            value = -np.inf if tensor.name in running_maxima(kernel.body) else 0.0
+        return np.full(shape, value, dtype=self.float)
+
+
+def _inputs(program: Program) -> Iterator[Tensor]:
+    seen: set[str] = set()
+    for kernel in program.kernels:
+        for tensor in kernel.tensors:
+            if not (tensor.output or tensor.workspace or tensor.name in seen):
+                seen.add(tensor.name)
+                yield tensor
+
+
+def _index_names(block: Block) -> set[str]:
+    found: set[str] = set()
+    for stmt in walk(block):
+        exprs: tuple[Expr, ...] = ()
+        if isinstance(stmt, Copy):
+            exprs = tuple(c.index for c in stmt.coords)
+        elif isinstance(stmt, For):
+            exprs = (stmt.lo, stmt.hi)
+        for expr in exprs:
+            found |= set(names_in(expr))
+    return found
+
+
+def _column_tile(kernel: Kernel) -> int:
+    """Return the rows of a tile of key rows, by which splits and column blocks step."""
+    for tile in kernel.tiles:
+        tensor = kernel.tensor(tile.name)
+        if tensor is not None and tensor.rows is Rows.KEY:
+            return tile.rows
+    return 1
+
+
+class _Block:
+    """One thread block's run through a kernel's statements."""
+
+    def __init__(self, machine: _Machine, kernel: Kernel, state: _State) -> None:
+        self.machine = machine
+        self.kernel = kernel
+        self.state = state
+
+    def run(self, block: Block) -> None:
+        """Execute statements in order."""
+        for stmt in block:
+            self._step(stmt)
+
+    def _step(self, stmt: Stmt) -> None:
+        match stmt:
+            case Copy():
+                self._copy(stmt)
+            case Gemm():
+                self._gemm(stmt)
+            case Arith():
+                self._arith(stmt)
+            case Custom():
+                self._custom(stmt)
+            case Reshape():
+                value = self._get(stmt.name)
+                self._put(stmt.name, replace(value, data=self.machine.round(value.data)))
+            case For():
+                self._loop(stmt)
+            case If():
+                branch = stmt.body if self._number(stmt.condition) else stmt.orelse
+                self.run(branch)
+            case _:
+                raise ValueError(f"a bound program has no {type(stmt).__name__}")
+
+    def _loop(self, stmt: For) -> None:
+        lo, hi = int(self._number(stmt.lo)), int(self._number(stmt.hi))
+        for index in range(lo, hi):
+            self.state.names[stmt.var] = index
+            self.run(stmt.body)
+
+    def _number(self, expr: Expr) -> Number:
+        value = evaluate(expr, {**self.machine.scalars, **self.state.names})
+        if value is None:
+            unknown = [n for n in names_in(expr) if n not in self.state.names]
+            raise ValueError(f"no number for {', '.join(unknown)}")
+        return value
+
+    # ---- tiles -----------------------------------------------------------------------------------
+
+    def _get(self, name: str) -> Value:
+        """Return a tile from the nearest level that holds it."""
+        for memory in (Memory.REGISTER, Memory.SHARED):
+            if (name, memory) in self.state.tiles:
+                return self.state.tiles[name, memory]
+        raise ValueError(f"{name} is read before anything writes it")
+
+    def _put(self, name: str, value: Value) -> None:
+        held = (name, Memory.REGISTER) in self.state.tiles
+        shared = (name, Memory.SHARED) in self.state.tiles
+        memory = Memory.SHARED if shared and not held else Memory.REGISTER
+        if memory is Memory.SHARED:
+            value = replace(value, data=self.machine.round(value.data))
+        self.state.tiles[name, memory] = value
+
+    def _copy(self, stmt: Copy) -> None:
+        if stmt.src is Memory.GLOBAL and stmt.dst is not None:
+            self.state.tiles[stmt.name, stmt.dst] = self._load(stmt)
+        elif stmt.dst is Memory.GLOBAL and stmt.src is not None:
+            self._store(stmt)
+        elif stmt.src is not None and stmt.dst is not None:
+            value = self.state.tiles[stmt.name, stmt.src]
+            if stmt.dst is Memory.SHARED:
+                value = replace(value, data=self.machine.round(value.data))
+            self.state.tiles[stmt.name, stmt.dst] = value
+        elif stmt.target is not None:
+            self._put(stmt.target, self._get(stmt.name))
+
+    def _place(self, stmt: Copy) -> tuple[Array, int, int]:
+        """Return a view [batch, rows, heads, columns] and the first row and column of the tile."""
+        array = self.machine.globals[stmt.name]
+        tensor = self.kernel.tensor(stmt.name)
+        assert tensor is not None
+        rows, columns = (int(self._number(e)) for e in stmt.shape)
+        first_row = first_column = 0
+        for coord in stmt.coords:
+            index = int(self._number(coord.index))
+            if coord.axis == "L":
+                first_row = index * rows
+            elif coord.axis == "D":
+                first_column = index * columns
+            else:
+                array = array[index]
+        return array, first_row, first_column
+
+    def _load(self, stmt: Copy) -> Value:
+        array, row, column = self._place(stmt)
+        rows, columns = (int(self._number(e)) for e in stmt.shape)
+        tensor = self.kernel.tensor(stmt.name)
+        assert tensor is not None
+        part = array[:, row : row + rows, :, column : column + columns].transpose(0, 2, 1, 3)
+        data = np.zeros((*part.shape[:2], rows, columns), dtype=self.machine.float)
+        data[:, :, : part.shape[2], : part.shape[3]] = part
+        if tensor.rows is Rows.KEY:
+            data = np.repeat(data, self.machine.group, axis=1)
+        along = None
+        if isinstance(tensor.columns, str):  # columns run along the keys
+            along = Origin(Rows.KEY, column)
+        return Value(data, Origin(tensor.rows, row), along)
+
+    def _store(self, stmt: Copy) -> None:
+        assert stmt.src is not None
+        value = self.state.tiles.get((stmt.name, stmt.src)) or self._get(stmt.name)
+        tensor = self.kernel.tensor(stmt.name)
+        assert tensor is not None
+        array, row, column = self._place(stmt)
+        data = value.showing(0.0).transpose(0, 2, 1, 3)
+        if tensor.elem is Elem.OPERAND:
+            data = self.machine.round(data)
+        rows = min(data.shape[1], array.shape[1] - row)
+        columns = min(data.shape[3], array.shape[3] - column)
+        array[:, row : row + rows, :, column : column + columns] = data[:, :rows, :, :columns]
+
+    # ---- compute ---------------------------------------------------------------------------------
+
+    def _operand(self, operand: Operand) -> Value:
+        """Return a GEMM operand: sliced, transposed and rounded to the operand type."""
+        value = self._get(operand.name)
+        data = self.machine.round(value.showing(0.0))
+        row, column = value.row, value.column
+        for axis, cut in enumerate(operand.slices):
+            lo = 0 if cut.lo is None else int(self._number(cut.lo))
+            size = data.shape[2 + axis]
+            hi = size if cut.hi is None else int(self._number(cut.hi))
+            data = data[:, :, lo:hi] if axis == 0 else data[:, :, :, lo:hi]
+        if operand.transposed:
+            return Value(data.swapaxes(2, 3), column, row)
+        return Value(data, row, column)
+
+    def _gemm(self, stmt: Gemm) -> None:
+        a, b = self._operand(stmt.a), self._operand(stmt.b)
+        data = np.matmul(a.data, b.data)
+        hidden = self._tail(a.row, b.column, (data.shape[2], data.shape[3]))
+        if stmt.accumulate:
+            before = self._get(stmt.out)
+            data = before.data + data
+            hidden = before.hidden if hidden is None else hidden
+        self._put(stmt.out, Value(data, a.row, b.column, hidden))
+
+    def _tail(
+        self, row: Origin | None, column: Origin | None, shape: tuple[int, int]
+    ) -> np.ndarray[Any, Any] | None:
+        """Return what of a scores tile lies past the last key, or None when nothing does."""
+        if row is None or column is None or column.rows is not Rows.KEY:
+            return None
+        if column.first + shape[1] <= self.machine.n:
+            return None
+        past = column.first + np.arange(shape[1]) >= self.machine.n
+        return np.broadcast_to(past, shape)
+
+    def _second(self, b: str | float) -> Value | float:
+        if not isinstance(b, str):
+            return b
+        if any((b, m) in self.state.tiles for m in Memory):
+            return self._get(b)
+        if b in self.machine.scalars:
+            return self.machine.scalars[b]
+        raise ValueError(f"{b} is read before anything writes it")
+
+    def _arith(self, stmt: Arith) -> None:
+        a, second = self._get(stmt.a), self._second(stmt.b)
+        hidden = a.hidden
+        b: Array | float
+        if isinstance(second, Value):
+            b = second.data
+            if second.hidden is not None:
+                hidden = second.hidden if hidden is None else hidden | second.hidden
+        else:
+            b = second
+        match stmt.op:
+            case "Add":
+                data = a.data + b
+            case "Subtract":
+                data = subtract(a.data, b)
+            case "Multiply":
+                data = a.data * b
+            case _:
+                data = divide(a.data, b)
+        self._put(stmt.out, replace(a, data=data.astype(self.machine.float), hidden=hidden))
+
+    def _custom(self, stmt: Custom) -> None:
+        out = stmt.out or stmt.name
+        match stmt.op:
+            case "Fill":
+                self._fill(stmt)
+            case "Softmax":
+                self._softmax(stmt)
+            case "Normalize":
+                self._normalize(stmt)
+            case "Mask":
+                value = self._mask(self._get(stmt.name), stmt.args[0])
+                self._put(out, value)
+            case "RowMax" | "RowSum":
+                value = self._get(stmt.name)
+                low = stmt.op == "RowMax"
+                data = value.showing(-np.inf if low else 0.0)
+                reduced = data.max(-1, keepdims=True) if low else data.sum(-1, keepdims=True)
+                self._put(out, Value(reduced, value.row))
+            case "Max" | "Min":
+                value, second = self._get(stmt.name), self._argument(stmt.args[0])
+                pick = np.maximum if stmt.op == "Max" else np.minimum
+                self._put(out, replace(value, data=pick(value.data, second)))
+            case "Scale" | "Rescale":
+                value = self._get(stmt.name)
+                data = value.data * self._argument(stmt.args[0])
+                self._put(out, replace(value, data=data.astype(self.machine.float)))
+            case "Softcap":
+                value = self._get(stmt.name)
+                cap = self._number(stmt.args[0])
+                data = (cap * np.tanh(value.data / cap)).astype(self.machine.float)
+                self._put(out, replace(value, data=data))
+            case _:
+                value = self._get(stmt.name)
+                exponential = stmt.op in ("Exp", "Exp2")
+                data = UNARY[stmt.op](value.showing(-np.inf) if exponential else value.data)
+                self._put(out, replace(value, data=data.astype(self.machine.float)))
+
+    def _argument(self, expr: Expr) -> Array | float:
+        if isinstance(expr, Name):
+            second = self._second(expr.id)
+            return second.data if isinstance(second, Value) else second
+        return float(self._number(expr))
+
+    def _fill(self, stmt: Custom) -> None:
+        tile = self.kernel.tile(stmt.name, Memory.REGISTER)
+        tile = tile or self.kernel.tile(stmt.name, Memory.SHARED)
+        assert tile is not None
+        shape = (self.machine.batch, self.machine.heads, tile.rows, tile.columns)
+        value = float(self._number(stmt.args[0]))
+        data = np.full(shape, value, dtype=self.machine.float)
+        self.state.tiles[stmt.name, tile.memory] = Value(data)
+
+    def _softmax(self, stmt: Custom) -> None:
+        """One online step: S becomes exp(S - m), and every accumulator behind it is rescaled."""
+        value = self._get(stmt.name)
+        scores = value.showing(-np.inf)
+        shape = (*scores.shape[:3], 1)
+        maximum, total = self.state.softmax.get(
+            stmt.name,
+            (
+                np.full(shape, -np.inf, dtype=self.machine.float),
+                np.zeros(shape, dtype=self.machine.float),
+            ),
+        )
+        new = np.maximum(maximum, scores.max(-1, keepdims=True))
+        alpha = np.exp(subtract(maximum, new))
+        weights = np.exp(subtract(scores, new))
+        total = total * alpha + weights.sum(-1, keepdims=True)
+        self.state.softmax[stmt.name] = (new, total)
+        for name in accumulators_of(self.kernel.body, stmt.name):
+            accumulated = self._get(name)
+            self._put(name, replace(accumulated, data=accumulated.data * alpha))
+        self._put(stmt.out or stmt.name, replace(value, data=weights))
+
+    def _normalize(self, stmt: Custom) -> None:
+        value = self._get(stmt.name)
+        by = stmt.args[0]
+        if isinstance(by, Name) and by.id in self.state.softmax:
+            divisor: Array | float = self.state.softmax[by.id][1]
+        elif isinstance(by, Name) and by.id in softmax_tiles(self.kernel.body):
+            divisor = 0.0  # the loop had no step: nothing was seen
+        else:
+            divisor = self._argument(by)
+        self._put(stmt.name, replace(value, data=divide(value.data, divisor)))
+
+    def _mask(self, value: Value, kind: Expr) -> Value:
+        rows, columns = value.data.shape[2:]
+        if value.row is None or value.column is None:
+            raise ValueError("a Mask needs scores: a tile of query rows by key rows")
+        shift = self.machine.n - self.machine.m  # causal is aligned bottom-right
+        query = value.row.first + np.arange(rows)[:, None] + shift
+        key = value.column.first + np.arange(columns)[None, :]
+        match kind:
+            case Name("causal"):
+                hidden = key > query
+            case Call("window", (left, right)):
+                low, high = self._number(left), self._number(right)
+                hidden = (key < query - low) | (key > query + high)
+            case Call("bias", (Name(bias),)):
+                added = self._get(bias).data
+                data = (value.data + added).astype(self.machine.float)
+                value = replace(value, data=data)
+                hidden = np.isneginf(added)
+            case Name("padding"):
+                hidden = np.broadcast_to(key >= self.machine.n, (rows, columns))
+            case _:
+                raise ValueError(f"unknown mask {kind}")
+        return replace(value, hidden=hidden if value.hidden is None else value.hidden | hidden)
+
+
+def softmax_tiles(block: Block) -> frozenset[str]:
+    """Return the names that a Softmax of the block works on."""
+    return frozenset(s.name for s in walk(block) if isinstance(s, Custom) and s.op == "Softmax")

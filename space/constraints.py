@@ -13,7 +13,7 @@ WARP = 32
 MMA_M = 16  #: rows of a warp-level MMA atom
 CHUNK_BYTES = 16  #: what one lane of cp.async or ldmatrix moves
 
-#: Parameters of the warp-level (mma.sync) back ends: sm_75, sm_80, sm_89 and sm_90a built from them.
+#: Parameters of the back ends with warp-level MMA: sm_75, sm_80, sm_89, and their code on sm_90a.
 MMA_SYNC_PARAMS = (
     Param("BM", (32, 64, 96, 128, 192, 256), "query rows of a tile"),
     Param("BN", (16, 32, 48, 64, 80, 96, 112, 128, 160, 192), "key rows of a tile"),
@@ -25,13 +25,16 @@ MMA_SYNC_PARAMS = (
     Param("rescale_threshold", (8, 0), "log2 growth of the maximum before O is rescaled"),
     Param("peel", (0, 1), "masked blocks in a loop of their own"),
     Param("blocks_per_sm", (1, 2, 3, 4), "resident blocks the compiler aims at"),
-    Param("raster", (0, 1), "blocks in order of rows (0) or of heads (1)"),
+    Param("head_group", (1, 8, 32, 0), "heads walked together, for the L2; 0 = all"),
+    Param(
+        "epilogue_smem", (1, 0), "O written through shared memory in 16-byte chunks, or directly"
+    ),
     Param("causal_longest_first", (1, 0), "row blocks with most keys start first"),
 )
 
 
 def space_for(problem: Problem, gpu: GpuSpec) -> Space:
-    """Return the search space of `problem` on `gpu`: choices that can never be legal are left out."""
+    """Return the search space of `problem` on `gpu`, without choices that are never legal."""
     params = []
     for p in MMA_SYNC_PARAMS:
         choices = p.choices
@@ -69,7 +72,9 @@ def smem_bytes(problem: Problem, point: Point) -> int:
     kv = stages * point["BN"] * (k_pitch + v_pitch)
     p = 0 if point["p_in_registers"] else point["BM"] * row_pitch_bytes(point["BN"], 0)
     # Q in registers is read once, before the first K tile lands on the same bytes
-    return max(q, kv) + p if point["q_in_registers"] else q + kv + p
+    tiles = max(q, kv) + p if point["q_in_registers"] else q + kv + p
+    # O is staged over the tiles once they are read no more
+    return max(tiles, point["BM"] * v_pitch) if point["epilogue_smem"] else tiles
 
 
 def register_estimate(problem: Problem, point: Point) -> int:
@@ -114,7 +119,10 @@ def _fits_sm(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     blocks = point["blocks_per_sm"]
     smem = blocks * (smem_bytes(problem, point) + gpu.smem_reserved_bytes)
     if smem > gpu.smem_per_sm_bytes:
-        return f"{blocks} blocks an SM want {smem} bytes of shared memory, {gpu.smem_per_sm_bytes} there"
+        return (
+            f"{blocks} blocks an SM want {smem} bytes of shared memory, "
+            f"{gpu.smem_per_sm_bytes} there"
+        )
     threads = blocks * point["warps"] * WARP
     if threads > gpu.threads_per_sm:
         return f"{blocks} blocks an SM want {threads} threads, {gpu.threads_per_sm} there"

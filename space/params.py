@@ -85,11 +85,9 @@ class Space:
         return Point(tuple((n, values[n]) for n in self.names))
 
     def restrict(self, choices: Mapping[str, tuple[int, ...]]) -> Space:
-        """Return the space with some parameters limited to the given choices (a sketch's Params)."""
+        """Return the space with some parameters limited to the given choices."""
         return Space(
-            tuple(
-                Param(p.name, choices.get(p.name, p.choices), p.meaning) for p in self.params
-            )
+            tuple(Param(p.name, choices.get(p.name, p.choices), p.meaning) for p in self.params)
         )
 
     def size(self) -> int:

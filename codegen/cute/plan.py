@@ -1,0 +1,478 @@
+"""Program × GPU → KernelPlan: buffers, layouts, copy schedule, roles. Emission decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from codegen.cute.layout import Fragment, SharedLayout
+from codegen.cute.pipeline import Pipeline, TileUse, schedule
+from codegen.errors import PlanError
+from codegen.kernel import Arg, ArgKind, GridAxis
+from codegen.tl import ast
+from space.constraints import WARP
+from space.gpu import GpuSpec
+from space.variant import Problem
+
+#: operators after which a masked score of minus infinity contributes nothing
+VANISH_AT_MINUS_INF = ("Softmax", "Exp", "Exp2", "Relu", "Sigmoid", "Gelu", "RowMax")
+POSITIONAL_MASKS = ("causal", "window", "padding")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tile in shared memory: `stages` copies of its layout from `offset` on."""
+
+    name: str
+    layout: SharedLayout
+    stages: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of all stages."""
+        return self.layout.bytes * self.stages
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxPlan:
+    """An online softmax: its scores, whether the scale is folded in, and what it rescales."""
+
+    scores: str
+    scale_folded: bool
+    accumulators: tuple[str, ...]
+    threshold: int  #: log2 growth of the maximum before a rescale; 0 rescales always
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPlan:
+    """Which key positions of a score tile a block row may see."""
+
+    scores: str
+    causal: bool
+    window: tuple[int, int] | None
+    fill: str  #: what a masked score becomes
+    at: int  #: statement position in the loop before which it is applied
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPlan:
+    """A loop over tiles: its bound, its copies and its masks."""
+
+    var: str
+    key_tiles: bool  #: runs over the tiles of the key rows, trimmed by the masks
+    columns: int  #: key rows of a tile, when `key_tiles`
+    hi: ast.Expr
+    lo: ast.Expr
+    body: tuple[ast.Stmt, ...]
+    pipeline: Pipeline | None
+    masks: tuple[MaskPlan, ...]
+    peel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """Everything emission prints for one `__global__` function."""
+
+    entry: str
+    problem: Problem
+    sm: int
+    warps: int
+    blocks_per_sm: int
+    rows: int  #: query rows of a block
+    buffers: tuple[Buffer, ...]
+    fragments: tuple[tuple[str, Fragment], ...]
+    row_vectors: tuple[str, ...]
+    a_fragments: tuple[str, ...]  #: tiles preloaded as A operands in registers
+    softmaxes: tuple[SoftmaxPlan, ...]
+    loops: tuple[LoopPlan, ...]
+    kernel: ast.Kernel
+    program: ast.Program
+    scalars: tuple[str, ...]
+    smem_bytes: int
+    grid: tuple[GridAxis, ...]
+    args: tuple[Arg, ...]
+    head_group: int  #: planes walked together; 1 rows first, 0 all planes first
+    longest_first: bool
+    p_in_registers: bool
+    p_offset: int
+    epilogue_smem: bool
+    q_overlaps: bool  #: the row tile shares bytes with the loop's tiles
+    lines: tuple[str, ...] = field(default=())
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * WARP
+
+    def buffer(self, name: str) -> Buffer | None:
+        """Return the shared buffer of `name`, or None."""
+        return next((b for b in self.buffers if b.name == name), None)
+
+    def fragment(self, name: str) -> Fragment | None:
+        """Return the register tile of `name`, or None."""
+        return next((f for n, f in self.fragments if n == name), None)
+
+    def softmax(self, scores: str) -> SoftmaxPlan:
+        """Return the plan of the softmax over `scores`."""
+        return next(s for s in self.softmaxes if s.scores == scores)
+
+    def loop(self, stmt: ast.For) -> LoopPlan:
+        """Return the plan of a loop."""
+        return next(p for p in self.loops if p.body is stmt.body)
+
+
+def number(expr: ast.Expr) -> int:
+    """Return the value of a bound size. Raises PlanError when it is not a number."""
+    if isinstance(expr, ast.Num):
+        return int(expr.value)
+    raise PlanError(f"size {expr!r} is not a number in a bound program")
+
+
+def plan_kernel(
+    program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: GpuSpec
+) -> KernelPlan:
+    """Plan one kernel of a bound program. Raises PlanError naming the limit that is broken."""
+    warps = program.param("warps", 4)
+    body = kernel.body
+    rows = block_rows(kernel)
+    if rows % (16 * warps):
+        raise PlanError(f"{rows} rows over {warps} warps are not a multiple of 16 rows a warp")
+    loops = [s for s in ast.walk(body) if isinstance(s, ast.For)]
+    stages = program.param("stages", 1) if gpu.has_cp_async else 1
+    swizzle = program.param("swizzle", 0)
+    looped = {c.name for loop in loops for c in loads(loop.body)}
+    a_fragments = _a_fragments(program, kernel, looped)
+    softmaxes = softmax_plans(program, body)
+    loop_plans = tuple(loop_plan(program, kernel, loop, stages) for loop in loops)
+    row_buffers, loop_buffers = _layouts(kernel, swizzle, stages, looped)
+    q_overlaps = bool(row_buffers) and all(name in a_fragments for name, _, _ in row_buffers)
+    buffers, end = _place(row_buffers, loop_buffers, q_overlaps)
+    p_in_registers = bool(program.param("p_in_registers", 1))
+    p_offset, p_bytes = end, 0
+    if not p_in_registers:
+        reshaped = [s.name for s in ast.walk(body) if isinstance(s, ast.Reshape)]
+        p_bytes = max(
+            (SharedLayout(rows, number_columns(kernel, n), 0).bytes for n in reshaped), default=0
+        )
+    epilogue = bool(program.param("epilogue_smem", 1))
+    staged = _out_columns(kernel) if epilogue else []
+    out_bytes = max(
+        (SharedLayout(rows, c, swizzle_for(c, swizzle)).bytes for c in staged), default=0
+    )
+    smem = max(end + p_bytes, out_bytes)
+    if smem > gpu.smem_per_block_bytes:
+        parts = ", ".join(f"{b.name} {b.bytes}" for b in buffers)
+        raise PlanError(
+            f"{smem} bytes of shared memory wanted, {gpu.smem_per_block_bytes} on {gpu.name} "
+            f"({parts})"
+        )
+    fragments, vectors = register_tiles(kernel, warps)
+    return KernelPlan(
+        entry=kernel.name,
+        problem=problem,
+        sm=gpu.sm,
+        warps=warps,
+        blocks_per_sm=program.param("blocks_per_sm", 1),
+        rows=rows,
+        buffers=buffers,
+        fragments=fragments,
+        row_vectors=vectors,
+        a_fragments=a_fragments,
+        softmaxes=softmaxes,
+        loops=loop_plans,
+        kernel=kernel,
+        program=program,
+        scalars=used_scalars(program, kernel),
+        smem_bytes=smem,
+        grid=_grid(program, kernel, rows),
+        args=_args(program, kernel),
+        head_group=program.param("head_group", 1),
+        longest_first=bool(program.param("causal_longest_first", 0)),
+        p_in_registers=p_in_registers,
+        p_offset=p_offset,
+        epilogue_smem=epilogue,
+        q_overlaps=q_overlaps,
+        lines=program.lines,
+    )
+
+
+def swizzle_for(columns: int, swizzle: int) -> int:
+    """Return `swizzle` where a row of `columns` elements admits it, else 0 (padded)."""
+    return swizzle if swizzle and columns * 2 % swizzle == 0 else 0
+
+
+def copies(
+    statements: Iterable[ast.Stmt], src: ast.Memory, dst: ast.Memory
+) -> tuple[ast.Copy, ...]:
+    """Return the copies from `src` to `dst` among `statements`, in order."""
+    return tuple(s for s in statements if isinstance(s, ast.Copy) and (s.src, s.dst) == (src, dst))
+
+
+def loads(statements: Iterable[ast.Stmt]) -> tuple[ast.Copy, ...]:
+    """Return the copies from global to shared memory."""
+    return copies(statements, ast.Memory.GLOBAL, ast.Memory.SHARED)
+
+
+def stores(statements: Iterable[ast.Stmt]) -> tuple[ast.Copy, ...]:
+    """Return the copies from registers to global memory."""
+    return copies(statements, ast.Memory.REGISTER, ast.Memory.GLOBAL)
+
+
+def block_rows(kernel: ast.Kernel) -> int:
+    """Rows of the block: those of the tiles indexed by block_idx."""
+    for stmt in ast.walk(kernel.body):
+        if isinstance(stmt, ast.Copy) and stmt.coords and stmt.shape:
+            first = stmt.coords[0].index
+            if isinstance(first, ast.Name) and first.id == "block_idx":
+                return number(stmt.shape[0])
+    raise PlanError(f"no tile of kernel {kernel.name} is indexed by block_idx")
+
+
+def number_columns(kernel: ast.Kernel, name: str) -> int:
+    """Columns of the register tile of `name`. Raises PlanError when it has none."""
+    tile = kernel.tile(name, ast.Memory.REGISTER)
+    if tile is None:
+        raise PlanError(f"{name} has no register tile")
+    return tile.columns
+
+
+def _a_fragments(program: ast.Program, kernel: ast.Kernel, looped: set[str]) -> tuple[str, ...]:
+    """Tiles read as an A operand from registers: copied there by the program, or by choice."""
+    to_registers = copies(ast.walk(kernel.body), ast.Memory.SHARED, ast.Memory.REGISTER)
+    explicit = [s.name for s in to_registers]
+    if explicit or not program.param("q_in_registers", 0):
+        return tuple(dict.fromkeys(explicit))
+    chosen = []
+    for stmt in ast.walk(kernel.body):
+        if isinstance(stmt, ast.Gemm) and stmt.a.name not in looped and not stmt.a.transposed:
+            tile = kernel.tile(stmt.a.name, ast.Memory.SHARED)
+            if tile is not None and not stmt.a.slices:
+                chosen.append(stmt.a.name)
+    return tuple(dict.fromkeys(chosen))
+
+
+def softmax_plans(program: ast.Program, body: tuple[ast.Stmt, ...]) -> tuple[SoftmaxPlan, ...]:
+    found = []
+    for loop in (s for s in ast.walk(body) if isinstance(s, ast.For)):
+        for at, stmt in enumerate(loop.body):
+            if not (isinstance(stmt, ast.Custom) and stmt.op == "Softmax"):
+                continue
+            scores = stmt.name
+            accumulators = tuple(
+                dict.fromkeys(
+                    g.out for g in loop.body
+                    if isinstance(g, ast.Gemm) and g.a.name == scores and g.accumulate
+                )
+            )  # fmt: skip
+            folded = _scale_before(loop.body[:at], scores) is not None
+            threshold = program.param("rescale_threshold", 0)
+            found.append(SoftmaxPlan(scores, folded, accumulators, threshold))
+    return tuple(found)
+
+
+def _scale_before(before: tuple[ast.Stmt, ...], scores: str) -> ast.Custom | None:
+    """The Scale of `scores` that only position masks separate from the end of `before`."""
+    for stmt in reversed(before):
+        if isinstance(stmt, ast.Custom) and stmt.name == scores:
+            if stmt.op == "Scale":
+                return stmt
+            if stmt.op != "Mask" or mask_kind(stmt) not in POSITIONAL_MASKS:
+                return None
+        elif isinstance(stmt, ast.Gemm | ast.Arith) and scores in (
+            stmt.out,
+            getattr(stmt, "a", ""),
+        ):
+            return None
+    return None
+
+
+def mask_kind(stmt: ast.Custom) -> str:
+    """The kind of a Mask statement: causal, window, bias or padding."""
+    arg = stmt.args[0] if stmt.args else ast.Name("padding")
+    if isinstance(arg, ast.Name):
+        return arg.id
+    if isinstance(arg, ast.Call):
+        return arg.function
+    raise PlanError(f"mask {arg!r} is not causal, window(l, r), bias(B) or padding")
+
+
+def is_key_loop(loop: ast.For) -> bool:
+    """Whether a loop runs over the tiles of the key rows: hi is N / BN."""
+    hi = loop.hi
+    if isinstance(hi, ast.Name) and hi.id == "split_end":
+        return True
+    return isinstance(hi, ast.BinOp) and hi.op == "/" and hi.left == ast.Name("N")
+
+
+def loop_plan(program: ast.Program, kernel: ast.Kernel, loop: ast.For, stages: int) -> LoopPlan:
+    uses = []
+    for stmt in loads(loop.body):
+        at = loop.body.index(stmt)
+        readers = [
+            k for k, s in enumerate(loop.body)
+            if (isinstance(s, ast.Gemm) and stmt.name in (s.a.name, s.b.name))
+            or (isinstance(s, ast.For) and _reads(s.body, stmt.name))
+        ]  # fmt: skip
+        if not readers:
+            raise PlanError(f"{stmt.name} is copied in loop {loop.var} and never read there")
+        uses.append(TileUse(stmt.name, at, max(readers), stages))
+    key_tiles = is_key_loop(loop)
+    columns = number(loads(loop.body)[0].shape[0]) if key_tiles else 0
+    masks = tuple(_masks(kernel, loop)) if key_tiles else ()
+    peel = bool(program.param("peel", 0)) and not any(m.window for m in masks)
+    return LoopPlan(
+        loop.var, key_tiles, columns, loop.hi, loop.lo, loop.body,
+        schedule(tuple(uses)) if uses else None, masks, peel,
+    )  # fmt: skip
+
+
+def _reads(body: tuple[ast.Stmt, ...], name: str) -> bool:
+    return any(isinstance(s, ast.Gemm) and name in (s.a.name, s.b.name) for s in ast.walk(body))
+
+
+def _masks(kernel: ast.Kernel, loop: ast.For) -> list[MaskPlan]:
+    """Masks of the score tiles a loop computes; the tail past N is always masked."""
+    found: list[MaskPlan] = []
+    copied = {c.name for c in loads(loop.body)}
+    for at, stmt in enumerate(loop.body):
+        if not (isinstance(stmt, ast.Gemm) and stmt.b.name in copied and stmt.b.transposed):
+            continue
+        scores = stmt.out
+        if any(m.scores == scores for m in found):
+            continue
+        own = [
+            (k, s) for k, s in enumerate(loop.body)
+            if isinstance(s, ast.Custom) and s.op == "Mask" and s.name == scores
+            and mask_kind(s) in POSITIONAL_MASKS
+        ]  # fmt: skip
+        later = [s.op for s in loop.body if isinstance(s, ast.Custom) and s.name == scores]
+        vanish = next((op for op in later if op in VANISH_AT_MINUS_INF), None)
+        window = None
+        for _, s in own:
+            if mask_kind(s) == "window":
+                assert isinstance(s.args[0], ast.Call)
+                left, right = (number(a) for a in s.args[0].args)
+                window = (left, right)
+        before = own[0][0] if own else _mask_position(loop.body, scores, at)
+        found.append(
+            MaskPlan(
+                scores,
+                any(mask_kind(s) == "causal" for _, s in own),
+                window,
+                "-INFINITY" if vanish else "0.f",
+                before,
+            )
+        )
+    return found
+
+
+def _mask_position(body: tuple[ast.Stmt, ...], scores: str, gemm_at: int) -> int:
+    """Where an unstated tail mask goes: before the first operator that maps minus infinity to 0."""
+    last_gemm = max(k for k, s in enumerate(body) if isinstance(s, ast.Gemm) and s.out == scores)
+    for k, s in enumerate(body):
+        own = k > last_gemm and isinstance(s, ast.Custom) and s.name == scores
+        if own and isinstance(s, ast.Custom) and s.op in VANISH_AT_MINUS_INF:
+            return k
+    return last_gemm + 1
+
+
+Layouts = list[tuple[str, SharedLayout, int]]
+
+
+def _layouts(
+    kernel: ast.Kernel, swizzle: int, stages: int, looped: set[str]
+) -> tuple[Layouts, Layouts]:
+    """(name, layout, stages) of the tiles that live for the whole block, and of the loop's."""
+    row_tiles: Layouts = []
+    loop_tiles: Layouts = []
+    for name in dict.fromkeys(c.name for c in loads(ast.walk(kernel.body))):
+        tile = kernel.tile(name, ast.Memory.SHARED)
+        if tile is None:
+            raise PlanError(f"{name} is copied to shared memory and has no tile there")
+        if tile.columns % 8:
+            raise PlanError(f"{name} has {tile.columns} columns, not a multiple of 8")
+        layout = SharedLayout(tile.rows, tile.columns, swizzle_for(tile.columns, swizzle))
+        if name in looped:
+            loop_tiles.append((name, layout, stages))
+        else:
+            row_tiles.append((name, layout, 1))
+    return row_tiles, loop_tiles
+
+
+def _place(
+    row_tiles: Layouts, loop_tiles: Layouts, overlap: bool
+) -> tuple[tuple[Buffer, ...], int]:
+    """Give every buffer its offset; return them and the first free byte."""
+    buffers = []
+    offset = 0
+    for name, layout, stages in row_tiles:
+        buffers.append(Buffer(name, layout, stages, offset))
+        offset += layout.bytes * stages
+    end = offset
+    if overlap:
+        offset = 0
+    for name, layout, stages in loop_tiles:
+        buffers.append(Buffer(name, layout, stages, offset))
+        offset += layout.bytes * stages
+    return tuple(buffers), max(end, offset)
+
+
+def _out_columns(kernel: ast.Kernel) -> list[int]:
+    """Columns of the 16-bit tiles that are copied from registers to global memory."""
+    found = []
+    for stmt in stores(ast.walk(kernel.body)):
+        tensor = kernel.tensor(stmt.target or stmt.name)
+        columns = number_columns(kernel, stmt.name)
+        if tensor is not None and tensor.elem is ast.Elem.OPERAND and columns > 1:
+            found.append(columns)
+    return found
+
+
+def register_tiles(
+    kernel: ast.Kernel, warps: int
+) -> tuple[tuple[tuple[str, Fragment], ...], tuple[str, ...]]:
+    tiles = [t for t in kernel.tiles if t.memory is ast.Memory.REGISTER and t.elem is ast.Elem.F32]
+    fragments = tuple((t.name, Fragment(t.rows, t.columns, warps)) for t in tiles if t.columns > 1)
+    return fragments, tuple(t.name for t in tiles if t.columns == 1)
+
+
+def _uses_name(kernel: ast.Kernel, name: str) -> bool:
+    return any(
+        isinstance(s, ast.Copy) and any(c.index == ast.Name(name) for c in s.coords)
+        for s in ast.walk(kernel.body)
+    )
+
+
+def _grid(program: ast.Program, kernel: ast.Kernel, rows: int) -> tuple[GridAxis, ...]:
+    axes = [GridAxis("M", rows)]
+    if _uses_name(kernel, "block_n"):
+        axes.append(GridAxis("N", program.param("BN")))
+    if any(isinstance(s, ast.For) and s.hi == ast.Name("split_end") for s in ast.walk(kernel.body)):
+        axes.append(GridAxis("splits", 1))
+    return (*axes, GridAxis("heads", 1), GridAxis("batch", 1))
+
+
+def used_scalars(program: ast.Program, kernel: ast.Kernel) -> tuple[str, ...]:
+    """Run-time scalars this kernel reads, in the program's order."""
+    used: set[str] = set()
+    for stmt in ast.walk(kernel.body):
+        if isinstance(stmt, ast.Custom):
+            used |= {a.id for a in stmt.args if isinstance(a, ast.Name)}
+        elif isinstance(stmt, ast.Arith) and isinstance(stmt.b, str):
+            used.add(stmt.b)
+    return tuple(s for s in program.scalars if s in used)
+
+
+def _args(program: ast.Program, kernel: ast.Kernel) -> tuple[Arg, ...]:
+    args = [Arg(ArgKind.POINTER, t.name) for t in kernel.tensors]
+    for t in kernel.tensors:
+        if not t.workspace:
+            args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
+    args += [Arg(ArgKind.INT, n) for n in ("M", "N", "heads", "group")]
+    symbols = sorted({t.columns for t in kernel.tensors if isinstance(t.columns, str)} - {"N"})
+    args += [Arg(ArgKind.INT, n) for n in symbols]
+    if any(t.workspace for t in kernel.tensors):
+        args.append(Arg(ArgKind.INT, "splits"))
+    args += [Arg(ArgKind.FLOAT, s) for s in used_scalars(program, kernel)]
+    return tuple(args)

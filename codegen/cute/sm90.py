@@ -1,0 +1,497 @@
+"""sm_90a: TMA loads by a producer warpgroup, mbarrier rings, wgmma consumers, TMA stores.
+
+Barriers cannot deadlock by construction: producer and consumers walk the same tiles in the same
+order, a ring's slot and phase are functions of one running count, and every consumer arrives on
+`empty` exactly once for each time it waited on `full`, for skipped tiles too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.cute.copies import Source
+from codegen.cute.emit import tile_position
+from codegen.cute.plan import Buffer, LoopPlan
+from codegen.cute.sm90_plan import Ring, Sm90Plan
+from codegen.cute.statements import Statements, comment
+from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
+from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, define_product, product_name
+from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
+from codegen.cute.writer import Writer
+from codegen.errors import PlanError
+from codegen.kernel import ArgKind
+from codegen.tl import ast
+from space.hopper import WARPGROUP_ROWS
+from space.variant import DType
+
+STEP = 16
+
+PRELUDE = """
+struct alignas(64) TensorMap { char bytes[128]; };
+
+__device__ __forceinline__ uint64_t* barrier_at(int number) {
+  return reinterpret_cast<uint64_t*>(smem + kBarriers) + number;
+}
+// waits until the barrier's phase of this parity has ended
+__device__ __forceinline__ void wait(int number, uint32_t parity) {
+  asm volatile(
+      "{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again;}"
+      ::"r"(cast_smem_ptr_to_uint(barrier_at(number))), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void arrive(int number) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+               ::"r"(cast_smem_ptr_to_uint(barrier_at(number))) : "memory");
+}
+// the bytes that TMA will bring before the phase ends
+__device__ __forceinline__ void expect(int number, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               ::"r"(cast_smem_ptr_to_uint(barrier_at(number))), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+template <int N> __device__ __forceinline__ void registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000,
+                   kEvictLast = 0x14f0000000000000;
+"""
+#: named barriers: 0 is __syncthreads
+OUT_BARRIER = 1
+TURN_BARRIER = 8
+
+
+def emit_sm90(plan: Sm90Plan) -> str:
+    """Return the source of a Hopper kernel. Same plan, same bytes."""
+    return _Emitter(plan).text()
+
+
+class _Wgmma(Statements):
+    """Statements whose GEMMs are wgmma; `drain` writes the wait that the rescale needs."""
+
+    drain: Callable[[], None] | None = None
+
+    def declare(self) -> None:
+        """Declare register tiles and softmax states."""
+        for name, f in self.plan.fragments:
+            self.out.line(f"float {name}[{f.m_atoms}][{f.n_atoms}][4];")
+        for name in self.plan.row_vectors:
+            self.out.line(f"float {name}[1][2];")
+        self.softmaxes.declare()
+
+    def emit(self, stmt: ast.Stmt, inside: LoopPlan | None) -> None:
+        """Lower one statement."""
+        if isinstance(stmt, ast.Custom) and stmt.op == "Softmax":
+            comment(self.out, stmt)
+            self.softmaxes.step(self.plan.softmax(stmt.name), self.drain)
+        else:
+            super().emit(stmt, None)
+
+
+class _Emitter:
+    def __init__(self, plan: Sm90Plan) -> None:
+        self.plan, self.out = plan, Writer()
+        self.statements = _Wgmma(plan.base, _NoCopies(), self.out)
+        self.row_ring = next(r for r in plan.rings if r.per_tile)
+        gemms = [s for s in (*plan.front, *plan.back) if isinstance(s, ast.Gemm)]
+        self.front_gemm, self.back_gemm = gemms
+        self.k = plan.ring(self.front_gemm.b.name)
+        self.v = plan.ring(self.back_gemm.b.name)
+        self.var = plan.loop.var
+
+    # ---- frame ---------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        plan, out = self.plan, self.out
+        base = plan.base
+        out.line(f"// {base.problem.key} for sm_90a")
+        out.line("// " + " ".join(f"{k}={v}" for k, v in base.program.params))
+        for header in ("copy_sm90_desc", "copy_sm90_tma"):
+            out.line(f"#include <cute/arch/{header}.hpp>")
+        out.lines(COMMON_PRELUDE)
+        out.line(f"constexpr int kBarriers = {plan.barrier_offset};")
+        out.lines(PACK["async", base.problem.dtype])
+        out.lines(UNPACK[base.problem.dtype])
+        out.lines(PRELUDE)
+        out.lines(WGMMA_PRELUDE)
+        dtype = base.problem.dtype
+        define_product(out, dtype, self.k.rows, False, b_rows=False)
+        define_product(out, dtype, self._out_columns(), True, b_rows=True)
+        out.line()
+        self._kernel()
+        return out.text()
+
+    def _out_columns(self) -> int:
+        fragment = self.plan.base.fragment(self.back_gemm.out)
+        assert fragment is not None
+        return fragment.columns
+
+    def _kernel(self) -> None:
+        plan, out = self.plan, self.out
+        out.line(f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1)')
+        out.line(f"{plan.base.entry}(")
+        parts = []
+        for arg in plan.base.args:
+            if arg.kind is ArgKind.TENSOR_MAP:
+                parts.append(f"__grid_constant__ TensorMap const map{arg.name}")
+            elif arg.kind is ArgKind.TICKETS:
+                parts.append(f"int* {arg.name}")
+            else:
+                parts.append(f"{'float' if arg.kind is ArgKind.FLOAT else 'int'} {arg.name}")
+        for k, part in enumerate(parts):
+            out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
+        with out.block(")"):
+            out.line("int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);")
+            out.line("uint32_t const smem_at = cast_smem_ptr_to_uint(smem);")
+            with out.block("if (threadIdx.x == 0)"):
+                for ring in plan.rings:
+                    for stage in range(ring.stages):
+                        out.line(f"initialize_barrier(*barrier_at({ring.barrier + stage}), 1);")
+                        out.line(
+                            f"initialize_barrier(*barrier_at({ring.empty + stage}), "
+                            f"{plan.consumers});"
+                        )
+                out.line('asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");')
+            out.line("__syncthreads();")
+            out.line(f"int const row_blocks = ceil_div(M, {plan.base.rows});")
+            out.line("int const planes = heads * batch, tiles = row_blocks * planes;")
+            self.statements.declare_diagonal()
+            with out.block("if (warpgroup == 0)"):
+                self._producer()
+            with out.block("else"):
+                self._consumer()
+
+    def _tiles(self, body: Callable[[], None]) -> None:
+        """Write the walk over tiles that producer and consumers share."""
+        out, plan = self.out, self.plan
+        if plan.scheduler == 2:
+            raise PlanError("persistent = 2 needs the dynamic scheduler")
+        step = "tiles" if plan.scheduler == 0 else "gridDim.x"
+        out.line("#pragma unroll 1")
+        with out.block(f"for (int tile = blockIdx.x; tile < tiles; tile += {step})"):
+            tile_position(plan.base, out, "tile")
+            out.line(f"int const row0 = block_idx * {plan.base.rows};")
+            self.statements.loop_bounds(plan.loop)
+            body()
+
+    # ---- producer ------------------------------------------------------------------------------
+
+    def _producer(self) -> None:
+        out, plan = self.out, self.plan
+        out.line(f"registers_down<{plan.producer_registers}>();")
+        with out.block("if (threadIdx.x == 0)"):
+            for ring in plan.rings:
+                out.line(f"uint32_t {ring.name}_count = 0;")
+            self._tiles(self._producer_tile)
+
+    def _producer_tile(self) -> None:
+        out, plan, var = self.out, self.plan, self.var
+        out.line("int const kv_head = head / group;")
+        for stmt in plan.base.kernel.body:
+            if isinstance(stmt, ast.Copy) and stmt.dst is ast.Memory.SHARED:
+                comment(out, stmt)
+                self._load(plan.ring(stmt.name), "row0", "head")
+        copies = [s for s in plan.loop.body if isinstance(s, ast.Copy)]
+        if not plan.overlap:
+            out.line("#pragma unroll 1")
+            with out.block(f"for (int {var} = {var}_lo; {var} < {var}_hi; ++{var})"):
+                for stmt in copies:
+                    comment(out, stmt)
+                    ring = plan.ring(stmt.name)
+                    self._load(ring, f"{var} * {ring.rows}", "kv_head")
+            return
+        k_copy, v_copy = (next(s for s in copies if s.name == r.name) for r in (self.k, self.v))
+        out.line("// in the order of use: the next tile's scores come before this tile's product")
+        out.line("#pragma unroll 1")
+        with out.block(f"for (int {var} = {var}_lo; {var} <= {var}_hi; ++{var})"):
+            with out.block(f"if ({var} < {var}_hi)"):
+                comment(out, k_copy)
+                self._load(self.k, f"{var} * {self.k.rows}", "kv_head")
+            with out.block(f"if ({var} > {var}_lo)"):
+                comment(out, v_copy)
+                self._load(self.v, f"({var} - 1) * {self.v.rows}", "kv_head")
+
+    def _load(self, ring: Ring, row: str, head: str) -> None:
+        """Wait for a free slot and start TMA into it, panel by panel."""
+        out, name = self.out, ring.name
+        with out.block(""):
+            out.line(f"uint32_t const slot = {name}_count % {ring.stages};")
+            out.line(f"wait({ring.empty} + slot, ({name}_count / {ring.stages} & 1) ^ 1);")
+            out.line(f"expect({ring.barrier} + slot, {ring.stage_bytes});")
+            with out.unrolled("panel", ring.panels):
+                hint = "kEvictFirst" if ring.per_tile else "kEvictLast"
+                out.line(
+                    f"SM90_TMA_LOAD_4D::copy(&map{name}, barrier_at({ring.barrier} + slot), {hint},"
+                )
+                out.line(
+                    f"    smem + {ring.offset} + slot * {ring.stage_bytes} + "
+                    f"panel * {ring.panel_bytes},"
+                )
+                out.line(f"    panel * {PANEL_COLUMNS}, {row}, {head}, batch);")
+            out.line(f"++{name}_count;")
+
+    # ---- consumers -----------------------------------------------------------------------------
+
+    def _consumer(self) -> None:
+        out, plan = self.out, self.plan
+        out.line(f"registers_up<{plan.consumer_registers}>();")
+        out.line("int const tid = threadIdx.x - 128, lane = tid & 31, warp = tid >> 5;")
+        out.line("int const consumer = warpgroup - 1;")
+        out.line("bool const leader = tid % 128 == 0;  // arrives and stores for its warpgroup")
+        for ring in plan.rings:
+            out.line(f"uint32_t {ring.name}_count = 0;")
+        if plan.pingpong:
+            out.line("// the first warpgroup has the first turn")
+            out.line(f"if (consumer == {plan.consumers - 1}) named_arrive({TURN_BARRIER}, 256);")
+        self._tiles(self._consumer_tile)
+        out.line('if (leader) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");')
+
+    def _consumer_tile(self) -> None:
+        out, plan, var = self.out, self.plan, self.var
+        out.line(f"int const own_row0 = row0 + consumer * {WARPGROUP_ROWS};")
+        own = plan.skip and bool(plan.loop.masks)
+        if own:
+            self.statements.loop_bounds(plan.loop, "own_row0", WARPGROUP_ROWS, "_own")
+        elif plan.loop.masks:
+            # the masks' edge is the warpgroup's own even where the loop's end is the block's
+            self.statements.loop_bounds(plan.loop, "own_row0", WARPGROUP_ROWS, "_own")
+        hi = f"{var}_hi_own" if own else f"{var}_hi"
+        self.statements.declare()
+        for stmt in plan.before:
+            self.statements.emit(stmt, None)
+        row_ring = self.row_ring
+        out.line(f"wait({row_ring.barrier}, {row_ring.name}_count & 1);")
+        out.line(f"int {var} = {var}_lo;")
+        if plan.overlap:
+            self._overlapped(hi)
+        else:
+            self._serial(hi)
+        if own:
+            self._pass_over(hi)
+        out.line(f"if (leader) arrive({row_ring.barrier + 1});")
+        out.line(f"++{row_ring.name}_count;")
+        for stmt in plan.after:
+            if isinstance(stmt, ast.Copy):
+                self._store(stmt)
+            else:
+                self.statements.emit(stmt, None)
+
+    def _serial(self, hi: str) -> None:
+        out, var = self.out, self.var
+        out.line("#pragma unroll 1")
+        with out.block(f"for (; {var} < {hi}; ++{var})"):
+            self._scores()
+            self._pass_turn()
+            self._drain(0, self.front_gemm.out)
+            self._release(self.k)
+            self._front(None)
+            self._reshape()
+            self._accumulate()
+            self._drain(0, self.back_gemm.out)
+            self._release(self.v)
+
+    def _overlapped(self, hi: str) -> None:
+        out, var = self.out, self.var
+        p = self.back_gemm.a.name
+        fragment = self.plan.base.fragment(p)
+        assert fragment is not None
+        out.line(f"uint32_t {p}_a[1][{fragment.columns // STEP}][4];")
+        with out.block(f"if ({var} < {hi})"):
+            self._scores()
+            self._pass_turn()
+            self._drain(0, self.front_gemm.out)
+            self._release(self.k)
+            self._front(None)
+            self._reshape(declare=False)
+            out.line("#pragma unroll 1")
+            with out.block(f"for (++{var}; {var} < {hi}; ++{var})"):
+                self._scores()
+                self._accumulate()
+                self._pass_turn()
+                self._drain(1, self.front_gemm.out)
+                self._release(self.k)
+
+                def drain() -> None:
+                    self._drain(0, self.back_gemm.out)
+                    self._release(self.v)
+
+                self._front(drain)
+                self._reshape(declare=False)
+            self._accumulate()
+            self._drain(0, self.back_gemm.out)
+            self._release(self.v)
+
+    def _pass_turn(self) -> None:
+        """Let the next warpgroup issue its products."""
+        if self.plan.pingpong:
+            after = f"(consumer + 1) % {self.plan.consumers}"
+            self.out.line(f"named_arrive({TURN_BARRIER} + {after}, 256);")
+
+    def _drain(self, pending: int, accumulator: str) -> None:
+        """Wait until at most `pending` batches of products are in flight; then read the result."""
+        self.out.line(f"warpgroup_wait<{pending}>();")
+        self.out.line(f"hold({accumulator});")
+
+    def _pass_over(self, hi: str) -> None:
+        """Keep the rings' counts equal for tiles that none of this warpgroup's rows sees."""
+        out, var = self.out, self.var
+        out.line("// tiles of later rows: all their keys are hidden from this warpgroup")
+        out.line("#pragma unroll 1")
+        with out.block(f"for ({var} = max({hi}, {var}_lo); {var} < {var}_hi; ++{var})"):
+            for ring in (self.k, self.v):
+                self._wait_full(ring)
+                self._release(ring)
+            if self.plan.pingpong:
+                out.line(f"named_sync({TURN_BARRIER} + consumer, 256);")
+                self._pass_turn()
+
+    def _release(self, ring: Ring) -> None:
+        """Give the slot in use back to the producer and step on."""
+        out, name = self.out, ring.name
+        out.line(f"if (leader) arrive({ring.empty} + {name}_count % {ring.stages});")
+        out.line(f"++{name}_count;")
+
+    def _wait_full(self, ring: Ring) -> None:
+        name, stages = ring.name, ring.stages
+        self.out.line(
+            f"wait({ring.barrier} + {name}_count % {stages}, {name}_count / {stages} & 1);"
+        )
+
+    def _scores(self) -> None:
+        """Issue the front's product for the tile K_count stands at."""
+        out, stmt, k, q = self.out, self.front_gemm, self.k, self.row_ring
+        if not stmt.b.transposed or stmt.a.name != q.name:
+            raise PlanError("the Hopper back end lowers row tile times key tile transposed")
+        comment(out, stmt)
+        self._wait_full(k)
+        if self.plan.pingpong:
+            out.line(f"named_sync({TURN_BARRIER} + consumer, 256);")
+        with out.block(""):
+            out.line(
+                f"uint64_t const a = tile_descriptor(smem_at + {q.offset} + "
+                f"consumer * {WARPGROUP_ROWS * ROW_BYTES}, 16);"
+            )
+            out.line(
+                f"uint64_t const b = tile_descriptor(smem_at + {k.offset} + "
+                f"{k.name}_count % {k.stages} * {k.stage_bytes}, 16);"
+            )
+            out.line("warpgroup_fence();")
+            name = product_name(k.rows, False, False)
+            with out.unrolled("k", -(-k.columns // STEP)):
+                out.line("int const panel = k / 4, within = k % 4 * 32;")
+                out.line(
+                    f"{name}({stmt.out}, a + (panel * {q.panel_bytes} + within) / 16, "
+                    f"b + (panel * {k.panel_bytes} + within) / 16, k > 0);"
+                )
+            out.line("warpgroup_commit();")
+
+    def _accumulate(self) -> None:
+        """Issue the back's product for the tile V_count stands at."""
+        out, stmt, v = self.out, self.back_gemm, self.v
+        comment(out, stmt)
+        self._wait_full(v)
+        with out.block(""):
+            out.line(
+                f"uint64_t const b = tile_descriptor(smem_at + {v.offset} + "
+                f"{v.name}_count % {v.stages} * {v.stage_bytes}, {v.panel_bytes});"
+            )
+            out.line("warpgroup_fence();")
+            name = product_name(self._out_columns(), True, True)
+            with out.unrolled("k", v.rows // STEP):
+                out.line(
+                    f"{name}({stmt.out}, {stmt.a.name}_a[0][k], b + k * {2 * CORE_BYTES // 16}, 1);"
+                )
+            out.line("warpgroup_commit();")
+
+    def _front(self, drain: Callable[[], None] | None) -> None:
+        """Everything between the scores and the Reshape, masks where they are planned."""
+        plan, statements = self.plan, self.statements
+        softmax = any(isinstance(s, ast.Custom) and s.op == "Softmax" for s in plan.front)
+        statements.drain = drain if softmax else None
+        suffix = "_own" if plan.loop.masks else ""
+        for stmt in plan.front:
+            if isinstance(stmt, ast.Gemm):
+                continue
+            at = next(k for k, s in enumerate(plan.loop.body) if s is stmt)
+            self._masks_at(at, suffix)
+            statements.emit(stmt, None)
+        at = next(k for k, s in enumerate(plan.loop.body) if isinstance(s, ast.Reshape))
+        self._masks_at(at, suffix)
+        if drain is not None and not softmax:
+            drain()
+
+    def _masks_at(self, at: int, suffix: str) -> None:
+        loop = self.plan.loop
+        for mask in loop.masks:
+            if mask.at == at:
+                stated = self.statements.is_mask(loop.body[at], mask)
+                self.statements.mask(
+                    loop, mask, loop.body[at] if stated else None, False,
+                    ("own_row0", WARPGROUP_ROWS, suffix),
+                )  # fmt: skip
+
+    def _reshape(self, declare: bool = True) -> None:
+        stmt = self.plan.back[0]
+        assert isinstance(stmt, ast.Reshape)
+        comment(self.out, stmt)
+        self.statements.gemms.pack(stmt.name, declare)
+
+    # ---- epilogue ------------------------------------------------------------------------------
+
+    def _store(self, stmt: ast.Copy) -> None:
+        """Registers to this warpgroup's part of O's buffer, and from there by TMA."""
+        out, plan = self.out, self.plan
+        fragment = plan.base.fragment(stmt.name)
+        assert fragment is not None
+        panel_count = -(-fragment.columns // PANEL_COLUMNS)
+        own = panel_count * WARPGROUP_ROWS * ROW_BYTES
+        tensor = stmt.target or stmt.name
+        comment(out, stmt)
+        out.line("// the previous tile's store has read the buffer")
+        out.line('if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");')
+        out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
+        out.line(f"uint32_t const out_at = {plan.out_offset} + consumer * {own};")
+        with out.unrolled("r", 2):
+            out.line("int const row = warp % 4 * 16 + r * 8 + lane / 4;")
+            with out.unrolled("n", fragment.n_atoms):
+                low, high = (f"{stmt.name}[0][n][r * 2 + {c}]" for c in (0, 1))
+                at = (
+                    f"out_at + n / 8 * {WARPGROUP_ROWS * ROW_BYTES} + row * {ROW_BYTES} + "
+                    "(n % 8 ^ (row & 7)) * 16 + (lane & 3) * 4"
+                )
+                out.line(f"*reinterpret_cast<uint32_t*>(smem + {at}) = pack({low}, {high});")
+        out.line("tma_store_fence();")
+        out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
+        with out.block("if (leader && own_row0 < M)"):
+            with out.unrolled("panel", panel_count):
+                out.line(
+                    f"SM90_TMA_STORE_4D::copy(&map{tensor}, smem + out_at + "
+                    f"panel * {WARPGROUP_ROWS * ROW_BYTES},"
+                )
+                out.line(f"    panel * {PANEL_COLUMNS}, own_row0, head, batch);")
+            out.line("tma_store_arrive();")
+
+
+class _NoCopies:
+    """A Hopper kernel's tiles travel by TMA: its statements never copy thread by thread."""
+
+    arch = "sm_90a"
+    asynchronous = False
+
+    def prelude(self, out: Writer, dtype: DType) -> None:
+        raise PlanError("the Hopper back end writes its own prelude")
+
+    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source) -> None:
+        raise PlanError(f"{buffer.name} travels by TMA")
+
+    def issue(self, buffer: Buffer, index: str) -> str:
+        raise PlanError(f"{buffer.name} travels by TMA")
+
+    def land(self, out: Writer, buffers: tuple[Buffer, ...], index: str, pending: int) -> None:
+        raise PlanError("tiles travel by TMA")

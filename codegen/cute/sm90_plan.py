@@ -1,0 +1,248 @@
+"""Plan of a Hopper kernel: panels for TMA, rings of stages, barriers, registers by role.
+
+One producer warpgroup loads tiles with TMA; each consumer warpgroup owns 64 rows of the block. The
+loop over key tiles is split at the Reshape: what stands before it (the product that gives the
+scores, masks, softmax) is the front, the rest (the product that consumes them) is the back. With
+`overlap`, the front's product of tile i + 1 is issued before the back's of tile i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.cute.plan import (
+    KernelPlan,
+    LoopPlan,
+    block_rows,
+    loads,
+    loop_plan,
+    number,
+    register_tiles,
+    softmax_plans,
+    stores,
+    used_scalars,
+)
+from codegen.cute.wgmma import PANEL_COLUMNS, ROW_BYTES
+from codegen.errors import PlanError
+from codegen.kernel import Arg, ArgKind, GridAxis
+from codegen.tl import ast
+from space.gpu import GpuSpec
+from space.hopper import REGISTERS_BY_ROLE, WARPGROUP_ROWS, hopper_smem_bytes
+from space.variant import Problem
+
+BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """`stages` tiles of (rows, columns) in shared memory, in panels of 64 columns."""
+
+    name: str
+    rows: int
+    columns: int
+    stages: int
+    offset: int
+    per_tile: bool  #: filled once for each block of rows, not for each key tile
+    barrier: int  #: number of its first `full` barrier; `empty` ones follow
+
+    @property
+    def empty(self) -> int:
+        """Number of its first `empty` barrier."""
+        return self.barrier + self.stages
+
+    @property
+    def panels(self) -> int:
+        """Panels of 64 columns; columns past the tensor's are zero."""
+        return -(-self.columns // PANEL_COLUMNS)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of one panel."""
+        return self.rows * ROW_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage: what TMA brings for a tile, zeros included."""
+        return self.panels * self.panel_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90Plan:
+    """Everything emission prints for one Hopper kernel."""
+
+    base: KernelPlan
+    rings: tuple[Ring, ...]
+    front: tuple[ast.Stmt, ...]
+    back: tuple[ast.Stmt, ...]
+    loop: LoopPlan
+    before: tuple[ast.Stmt, ...]
+    after: tuple[ast.Stmt, ...]
+    consumers: int
+    consumer_registers: int
+    producer_registers: int
+    overlap: bool
+    pingpong: bool
+    scheduler: int  #: 0 one tile a block, 1 static persistent, 2 dynamic persistent
+    skip: bool  #: a warpgroup passes over key tiles that none of its rows sees
+    integer_max: bool
+    out_offset: int
+    barrier_offset: int
+    smem_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: one producer warpgroup and the consumers."""
+        return 128 * (self.consumers + 1)
+
+    def ring(self, name: str) -> Ring:
+        """Return the ring of `name`. Raises PlanError when it is not in shared memory."""
+        for r in self.rings:
+            if r.name == name:
+                return r
+        raise PlanError(f"{name} is not in shared memory")
+
+
+def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: GpuSpec) -> Sm90Plan:
+    """Plan a Hopper kernel. Raises PlanError when the program is not of the shape it lowers."""
+    loops = [s for s in kernel.body if isinstance(s, ast.For)]
+    if len(loops) != 1 or any(isinstance(s, ast.For) for s in loops[0].body):
+        raise PlanError("the Hopper back end lowers one loop; use consumer_warpgroups = 0")
+    rows = block_rows(kernel)
+    consumers = program.param("consumer_warpgroups")
+    if rows != consumers * WARPGROUP_ROWS:
+        raise PlanError(
+            f"BM={rows} is not {WARPGROUP_ROWS} rows for each of {consumers} consumer warpgroups"
+        )
+    loop = loop_plan(program, kernel, loops[0], stages=1)
+    if not loop.key_tiles:
+        raise PlanError("the Hopper back end lowers loops over key tiles")
+    front, back = _split(loop.body)
+    at = kernel.body.index(loops[0])
+    rings, end = _rings(kernel, program.param("stages", 2))
+    out_columns = _out_columns(kernel)
+    out_offset = end
+    out_bytes = rows * -(-out_columns // PANEL_COLUMNS) * ROW_BYTES
+    barrier_offset = out_offset + out_bytes
+    smem = barrier_offset + _barriers(rings) * BARRIER_BYTES + 64
+    wanted = hopper_smem_bytes(
+        rows, number_of_keys(loop), rings[0].columns, out_columns, program.param("stages", 2)
+    )
+    assert smem == wanted, f"{smem} != {wanted}"
+    if smem > gpu.smem_per_block_bytes:
+        raise PlanError(
+            f"{smem} bytes of shared memory wanted, {gpu.smem_per_block_bytes} on {gpu.name}"
+        )
+    consumer_registers, producer_registers = REGISTERS_BY_ROLE[consumers]
+    fragments, vectors = register_tiles(kernel, 4 * consumers)
+    base = KernelPlan(
+        entry=kernel.name,
+        problem=problem,
+        sm=gpu.sm,
+        warps=4 * consumers,
+        blocks_per_sm=1,
+        rows=rows,
+        buffers=(),
+        fragments=fragments,
+        row_vectors=vectors,
+        a_fragments=(),
+        softmaxes=softmax_plans(program, kernel.body),
+        loops=(loop,),
+        kernel=kernel,
+        program=program,
+        scalars=used_scalars(program, kernel),
+        smem_bytes=smem,
+        grid=(GridAxis("M", rows), GridAxis("heads", 1), GridAxis("batch", 1)),
+        args=_args(program, kernel, rings, out_columns),
+        head_group=program.param("head_group", 0),
+        longest_first=bool(program.param("causal_longest_first", 0)),
+        p_in_registers=True,
+        p_offset=0,
+        epilogue_smem=True,
+        q_overlaps=False,
+    )
+    return Sm90Plan(
+        base=base,
+        rings=rings,
+        front=front,
+        back=back,
+        loop=loop,
+        before=tuple(s for s in kernel.body[:at] if not isinstance(s, ast.Copy)),
+        after=kernel.body[at + 1 :],
+        consumers=consumers,
+        consumer_registers=consumer_registers,
+        producer_registers=producer_registers,
+        overlap=bool(program.param("overlap", 1)),
+        pingpong=bool(program.param("pingpong", 0)) and consumers > 1,
+        scheduler=program.param("persistent", 1),
+        skip=bool(program.param("skip", 0)) and consumers > 1,
+        integer_max=bool(program.param("integer_max", 0)),
+        out_offset=out_offset,
+        barrier_offset=barrier_offset,
+        smem_bytes=smem,
+    )
+
+
+def number_of_keys(loop: LoopPlan) -> int:
+    """Key rows of a tile."""
+    return loop.columns
+
+
+def _split(body: tuple[ast.Stmt, ...]) -> tuple[tuple[ast.Stmt, ...], tuple[ast.Stmt, ...]]:
+    """Statements before the Reshape and from it on; copies are the producer's."""
+    reshapes = [k for k, s in enumerate(body) if isinstance(s, ast.Reshape)]
+    if len(reshapes) != 1:
+        raise PlanError(f"the Hopper back end lowers one Reshape in the loop, not {len(reshapes)}")
+    copied = loads(body)
+    own = [s for s in body if s not in copied]
+    at = next(k for k, s in enumerate(own) if isinstance(s, ast.Reshape))
+    front, back = tuple(own[:at]), tuple(own[at:])
+    if sum(isinstance(s, ast.Gemm) for s in front) != 1 or [type(s) for s in back] != [
+        ast.Reshape,
+        ast.Gemm,
+    ]:
+        raise PlanError("the Hopper back end lowers one GEMM before the Reshape and one after it")
+    return front, back
+
+
+def _rings(kernel: ast.Kernel, stages: int) -> tuple[tuple[Ring, ...], int]:
+    rings: list[Ring] = []
+    offset = barrier = 0
+    looped = {c.name for loop in kernel.body if isinstance(loop, ast.For) for c in loads(loop.body)}
+    for name in dict.fromkeys(c.name for c in loads(ast.walk(kernel.body))):
+        tile = kernel.tile(name, ast.Memory.SHARED)
+        if tile is None:
+            raise PlanError(f"{name} is copied to shared memory and has no tile there")
+        count = stages if name in looped else 1
+        ring = Ring(name, tile.rows, tile.columns, count, offset, name not in looped, barrier)
+        rings.append(ring)
+        offset += ring.stage_bytes * count
+        barrier += 2 * count
+    return tuple(rings), offset
+
+
+def _barriers(rings: tuple[Ring, ...]) -> int:
+    return sum(2 * r.stages for r in rings)
+
+
+def _out_columns(kernel: ast.Kernel) -> int:
+    written = stores(ast.walk(kernel.body))
+    if len(written) != 1:
+        raise PlanError(f"the Hopper back end writes one output, not {len(written)}")
+    return number(written[0].shape[1])
+
+
+def _args(
+    program: ast.Program, kernel: ast.Kernel, rings: tuple[Ring, ...], out_columns: int
+) -> tuple[Arg, ...]:
+    boxes = {r.name: r.rows for r in rings}
+    args = []
+    for t in kernel.tensors:
+        if t.elem is not ast.Elem.OPERAND:
+            raise PlanError(f"{t.name} is not of the operand type")
+        rows = boxes.get(t.name, WARPGROUP_ROWS)
+        args.append(Arg(ArgKind.TENSOR_MAP, t.name, (PANEL_COLUMNS, rows)))
+    args += [Arg(ArgKind.INT, n) for n in ("M", "N", "heads", "group", "batch")]
+    if program.param("persistent", 1) == 2:
+        args.append(Arg(ArgKind.TICKETS, "tickets"))
+    args += [Arg(ArgKind.FLOAT, s) for s in used_scalars(program, kernel)]
+    return tuple(args)

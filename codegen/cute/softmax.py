@@ -1,0 +1,140 @@
+"""Lowering of the online softmax: running maximum, exponentials, rescale, normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.cute.plan import KernelPlan, SoftmaxPlan
+from codegen.cute.writer import Writer
+from codegen.errors import PlanError
+from codegen.tl import ast
+
+LOG2E = "1.44269504089f"
+LN2 = "0.69314718056f"
+#: past this exponent the rounding of max * scale alone could overflow 2^x
+HUGE = "1048576.f"
+
+
+class SoftmaxLowering:
+    """The state of a softmax over S is S_max and S_sum, two rows an atom and lane."""
+
+    def __init__(self, plan: KernelPlan, out: Writer) -> None:
+        self.plan, self.out = plan, out
+        self.m_atoms = plan.rows // plan.warps // 16
+
+    def declare(self) -> None:
+        """Declare and clear the running state of every softmax."""
+        out = self.out
+        for s in self.plan.softmaxes:
+            name = s.scores
+            if s.scale_folded:
+                out.line("// 2^(S * log2): a scale of 0 must not turn masked scores into NaN")
+                out.line(f"float const {name}_log2 = fmaxf(fabsf(scale), 1e-37f) * {LOG2E};")
+            else:
+                out.line(f"float const {name}_log2 = {LOG2E};")
+            states = [("max", "-INFINITY"), ("sum", "0.f")]
+            if s.threshold:
+                out.line(f"float const {name}_slack = {s.threshold}.f / {name}_log2;")
+            names = ", ".join(f"{name}_{state}[{self.m_atoms}][2]" for state, _ in states)
+            out.line(f"float {names};")
+            out.line(f"bool {name}_huge = false;")
+            with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+                for state, value in states:
+                    out.line(f"{name}_{state}[m][r] = {value};")
+
+    def step(self, s: SoftmaxPlan, before_rescale: Callable[[], None] | None = None) -> None:
+        """One online step: S becomes 2^(S * log2 - shift); accumulators follow a new maximum.
+
+        `before_rescale` writes what must happen before an accumulator may be touched.
+        """
+        out, name = self.out, s.scores
+        fragment = self.plan.fragment(name)
+        if fragment is None:
+            raise PlanError(f"softmax over {name}, which is not a tile in registers")
+        out.line(f"float {name}_top[{self.m_atoms}][2];")
+        if s.threshold:
+            out.line("bool grown = false;")
+        with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+            out.line(f"float x = fmaxf({name}[m][0][r * 2], {name}[m][0][r * 2 + 1]);")
+            with out.unrolled("n", fragment.n_atoms, 1):
+                out.line(f"x = fmaxf(x, fmaxf({name}[m][n][r * 2], {name}[m][n][r * 2 + 1]));")
+            out.line(f"{name}_top[m][r] = x;")
+            if s.threshold:
+                out.line(f"grown |= x > {name}_max[m][r] + {name}_slack;")
+        if s.threshold:
+            out.line(f"// a maximum may lag by 2^{s.threshold}: the division at the end cancels it")
+            out.line("bool const moved = __any_sync(~0u, grown);")
+            if before_rescale is not None:
+                before_rescale()
+            with out.block("if (moved)"):
+                self._new_maximum(s)
+        else:
+            if before_rescale is not None:
+                before_rescale()
+            with out.block(""):
+                self._new_maximum(s)
+        with out.block(f"if ({name}_huge)"):
+            out.line("// products this large are not exact: subtract first")
+            with (
+                out.unrolled("m", self.m_atoms),
+                out.unrolled("n", fragment.n_atoms),
+                out.unrolled("e", 4),
+            ):
+                out.line(
+                    f"{name}[m][n][e] -= {name}_max[m][e >> 1] == -INFINITY ? 0.f : "
+                    f"{name}_max[m][e >> 1];"
+                )
+        with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+            out.line(
+                f"float const shift = {name}_huge || {name}_max[m][r] == -INFINITY ? 0.f : "
+                f"{name}_max[m][r] * {name}_log2;"
+            )
+            with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
+                out.line(f"float& x = {name}[m][n][r * 2 + c];")
+                out.line(f"x = exp2_approx(fmaf(x, {name}_log2, -shift));")
+                out.line(f"{name}_sum[m][r] += x;")
+
+    def _new_maximum(self, s: SoftmaxPlan) -> None:
+        out, name = self.out, s.scores
+        out.line("bool huge = false;")
+        with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+            out.line(f"float const high = fmaxf({name}_max[m][r], quad_max({name}_top[m][r]));")
+            out.line(
+                "float const decay = high == -INFINITY ? 1.f : "
+                f"exp2_approx(({name}_max[m][r] - high) * {name}_log2);"
+            )
+            out.line(f"{name}_max[m][r] = high;")
+            out.line(f"huge |= high != -INFINITY && fabsf(high * {name}_log2) > {HUGE};")
+            out.line(f"{name}_sum[m][r] *= decay;")
+            for accumulator in s.accumulators:
+                fragment = self.plan.fragment(accumulator)
+                assert fragment is not None
+                with out.unrolled("n", fragment.n_atoms):
+                    out.line(f"{accumulator}[m][n][r * 2] *= decay;")
+                    out.line(f"{accumulator}[m][n][r * 2 + 1] *= decay;")
+        out.line(f"{name}_huge = __any_sync(~0u, huge);")
+
+    def normalize(self, stmt: ast.Custom) -> None:
+        """Divide an accumulator by the row sum; a row that saw nothing is 0."""
+        (arg,) = stmt.args
+        assert isinstance(arg, ast.Name)
+        out, scores, name = self.out, arg.id, stmt.name
+        fragment = self.plan.fragment(name)
+        if fragment is None:
+            raise PlanError(f"{name} is not a tile in registers")
+        with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+            out.line(f"float const total = quad_sum({scores}_sum[m][r]);")
+            out.line("float const inverse = total == 0.f ? 0.f : 1.f / total;")
+            with out.unrolled("n", fragment.n_atoms):
+                out.line(f"{name}[m][n][r * 2] *= inverse;")
+                out.line(f"{name}[m][n][r * 2 + 1] *= inverse;")
+
+    def log_sum_exp(self, stmt: ast.Custom, target: str) -> None:
+        """Natural logarithm of the row's sum of exponentials; minus infinity where it is empty."""
+        out, scores = self.out, stmt.name
+        with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+            out.line(f"float const total = quad_sum({scores}_sum[m][r]);")
+            out.line(
+                f"{target}[m][r] = total == 0.f ? -INFINITY : "
+                f"({scores}_max[m][r] * {scores}_log2 + log2f(total)) * {LN2};"
+            )

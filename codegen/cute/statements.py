@@ -1,0 +1,499 @@
+"""How each TL statement becomes CuTe atoms and plain loops over a thread's elements."""
+
+from __future__ import annotations
+
+from codegen.cute.copies import Source
+from codegen.cute.expressions import Environment, cxx
+from codegen.cute.gemm import GemmLowering, load_a_fragments
+from codegen.cute.layout import Fragment, SharedLayout
+from codegen.cute.plan import (
+    POSITIONAL_MASKS,
+    Buffer,
+    KernelPlan,
+    LoopPlan,
+    MaskPlan,
+    mask_kind,
+    number,
+    swizzle_for,
+)
+from codegen.cute.softmax import SoftmaxLowering
+from codegen.cute.target import Target
+from codegen.cute.writer import Writer
+from codegen.errors import PlanError
+from codegen.tl import ast
+from codegen.tl.printer import to_text
+
+LOG2E = "1.44269504089f"
+
+#: elementwise operators: C++ of the result, `x` is the element
+ELEMENTWISE = {
+    "Relu": "fmaxf({x}, 0.f)",
+    "Sigmoid": f"__fdividef(1.f, 1.f + exp2_approx({{x}} * -{LOG2E}))",
+    # 1 - 2 / (e^2x + 1) keeps full precision where tanh.approx loses it
+    "Tanh": f"1.f - __fdividef(2.f, exp2_approx({{x}} * {2 * 1.44269504089:.11g}f) + 1.f)",
+    "Gelu": "0.5f * {x} * (1.f + erff({x} * 0.70710678119f))",
+    "Exp": f"exp2_approx({{x}} * {LOG2E})",
+    "Exp2": "exp2_approx({x})",
+    "Log": "__logf({x})",
+    "Neg": "-{x}",
+    "Square": "{x} * {x}",
+    "Abs": "fabsf({x})",
+}
+ARITHMETIC = {
+    "Add": "{a} + {b}",
+    "Subtract": "{a} - {b}",
+    "Multiply": "{a} * {b}",
+    "Divide": "{a} / {b}",
+    "Max": "fmaxf({a}, {b})",
+    "Min": "fminf({a}, {b})",
+}
+
+
+def comment(out: Writer, stmt: ast.Stmt, note: str = "") -> None:
+    """Write the TL statement that the next lines lower, with its line number when it has one."""
+    text = to_text(stmt).strip().splitlines()[0]
+    where = f" {stmt.span.line}" if stmt.span.line else ""
+    out.line(f"// TL{where}: {text}" + (f"  ({note})" if note else ""))
+
+
+def _visible(
+    masks: tuple[MaskPlan, ...], row0: str, rows: int, columns: int
+) -> tuple[str, str, str]:
+    """C++ for a row block's first tile, its end of keys, and the end of keys all its rows see."""
+    last = f"min({row0} + {rows}, M) + diagonal"
+    low, keys, whole = "0", "N", "N"
+    if any(m.causal for m in masks):
+        whole = f"min(N, max(0, {row0} + diagonal + 1))"
+        if all(m.causal for m in masks):
+            keys = f"min(N, max(0, {last}))"
+    windows = [m.window for m in masks if m.window]
+    if windows and len(windows) == len(masks):
+        low = f"max(0, {row0} + diagonal - {max(w[0] for w in windows)}) / {columns}"
+        if not any(m.causal for m in masks):
+            keys = f"min(N, max(0, {last} + {max(w[1] for w in windows)}))"
+            whole = f"min(N, max(0, {row0} + diagonal + 1 + {min(w[1] for w in windows)}))"
+    return low, keys, whole
+
+
+class Statements:
+    """Lowers the statements of one kernel; holds no state but the plan and the writer."""
+
+    def __init__(self, plan: KernelPlan, target: Target, out: Writer) -> None:
+        self.plan, self.target, self.out = plan, target, out
+        self.gemms = GemmLowering(plan, out)
+        self.softmaxes = SoftmaxLowering(plan, out)
+        self.environment: Environment = {}
+
+    # ---- declarations --------------------------------------------------------------------------
+
+    def declare(self) -> None:
+        """Declare register tiles, row vectors and per-lane addresses."""
+        for name, f in self.plan.fragments:
+            self.out.line(f"float {name}[{f.m_atoms}][{f.n_atoms}][4];")
+        m_atoms = self.plan.rows // self.plan.warps // 16
+        for name in self.plan.row_vectors:
+            self.out.line(f"float {name}[{m_atoms}][2];")
+        self.gemms.declare()
+        self.softmaxes.declare()
+
+    def define_copy(self, stmt: ast.Copy, buffer: Buffer, var: str | None) -> None:
+        """Define the lambdas that copy a tile; `var` is the loop variable its index stands for."""
+        tensor = self._tensor(stmt)
+        environment = {**self.environment, **({var: "index"} if var else {})}
+        rows = number(stmt.shape[0])
+        first_column = columns = ""
+        for coord in stmt.coords[1:]:
+            if coord.axis == "D":
+                first_column = f"({cxx(coord.index, environment)}) * {number(stmt.shape[1])}"
+                columns = str(tensor.columns)
+        source = Source(
+            base=f"g{tensor.name}",
+            first_row=f"({cxx(stmt.coords[0].index, environment)}) * {rows}",
+            stride=f"{tensor.name}_s",
+            first_column=first_column,
+            rows="M" if tensor.rows is ast.Rows.QUERY else "N",
+            columns=columns,
+        )
+        self.target.define_copy(self.out, buffer, self.plan.threads, source)
+
+    def load_a_fragments(self, name: str) -> None:
+        """Read a row tile from shared memory into A operands."""
+        load_a_fragments(self.plan, self.out, name)
+
+    # ---- loops and masks -----------------------------------------------------------------------
+
+    def loop_bounds(
+        self, loop: LoopPlan, row0: str = "row0", rows: int = 0, suffix: str = ""
+    ) -> None:
+        """Declare `i_lo`, `i_hi` and, with masks, `i_full`: tiles below it are fully visible.
+
+        They hold for `rows` rows from `row0` on (the whole block unless said); `suffix` ends their
+        names.
+        """
+        out, var, rows = self.out, loop.var, rows or self.plan.rows
+        if not loop.key_tiles:
+            out.line(f"int const {var}_lo{suffix} = {cxx(loop.lo, self.environment, bound=True)};")
+            out.line(f"int const {var}_hi{suffix} = {cxx(loop.hi, self.environment, bound=True)};")
+            return
+        low, keys, whole = _visible(loop.masks, row0, rows, loop.columns)
+        if loop.hi == ast.Name("split_end"):
+            out.line(f"int const tiles = ceil_div({keys}, {loop.columns});")
+            out.line("int const tiles_per_split = ceil_div(tiles, splits);")
+            out.line(f"int const {var}_lo = split_idx * tiles_per_split;")
+            out.line(f"int const {var}_hi = min(tiles, {var}_lo + tiles_per_split);")
+        else:
+            out.line(f"int const {var}_lo{suffix} = {low};")
+            out.line(f"int const {var}_hi{suffix} = ceil_div({keys}, {loop.columns});")
+        if loop.masks:
+            out.line(
+                f"int const {var}_full{suffix} = min({var}_hi{suffix}, {whole} / {loop.columns});"
+            )
+
+    def declare_diagonal(self) -> None:
+        """Declare how far row r sees: keys up to r + diagonal."""
+        if any(m.causal or m.window for p in self.plan.loops for m in p.masks):
+            self.out.line(
+                "int const diagonal = N - M;  // bottom-right: row r sees keys up to r + this"
+            )
+
+    def is_mask(self, stmt: ast.Stmt, mask: MaskPlan) -> bool:
+        """Whether `stmt` is a position mask of the tile that `mask` covers."""
+        return (
+            isinstance(stmt, ast.Custom)
+            and (stmt.op, stmt.name) == ("Mask", mask.scores)
+            and mask_kind(stmt) in POSITIONAL_MASKS
+        )
+
+    def mask(
+        self,
+        loop: LoopPlan,
+        mask: MaskPlan,
+        stmt: ast.Stmt | None,
+        always: bool,
+        own: tuple[str, int, str] | None = None,
+    ) -> None:
+        """Mask the scores of tile `i`: keys past N, after the diagonal or outside the window.
+
+        `own` gives (first row, rows, suffix) when the loop's bounds are those of fewer rows.
+        """
+        out, var = self.out, loop.var
+        fragment = self._fragment(mask.scores)
+        if stmt is not None:
+            comment(out, stmt)
+        out.line(f"// keys of tile {var} that a row must not see")
+        row0, rows, suffix = own or ("row0", self.plan.rows, "")
+        touched = f"{var} >= {var}_full{suffix}"
+        if mask.window:
+            touched += (
+                f" || {var} * {loop.columns} < {row0} + {rows} - 1 + diagonal - {mask.window[0]}"
+            )
+        with (
+            out.block("" if always else f"if ({touched})"),
+            out.unrolled("m", fragment.m_atoms),
+            out.unrolled("r", 2),
+        ):
+            out.line(f"int const row = {self._row(fragment.rows_per_warp, 'row0')};")
+            first = f"{var} * {loop.columns} + (lane & 3) * 2"
+            ends = ["N - 1"]
+            if mask.causal:
+                ends.append("row + diagonal")
+            if mask.window:
+                ends.append(f"row + diagonal + {mask.window[1]}")
+            last = ends[0]
+            for end in ends[1:]:
+                last = f"min({last}, {end})"
+            out.line(f"int const last = {last} - ({first});")
+            test = "n * 8 + c > last"
+            if mask.window:
+                out.line(f"int const first = row + diagonal - {mask.window[0]} - ({first});")
+                test += " || n * 8 + c < first"
+            with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
+                out.line(f"if ({test}) {mask.scores}[m][n][r * 2 + c] = {mask.fill};")
+
+    # ---- statements ----------------------------------------------------------------------------
+
+    def reads_shared(self, stmt: ast.Stmt) -> bool:
+        """Whether a statement reads a shared tile."""
+        if isinstance(stmt, ast.Gemm):
+            return True
+        return isinstance(stmt, ast.Copy) and stmt.src is ast.Memory.SHARED
+
+    def emit(self, stmt: ast.Stmt, inside: LoopPlan | None) -> None:
+        """Lower one statement. Raises PlanError when this back end has no lowering for it."""
+        if isinstance(stmt, ast.Custom) and stmt.op == "Mask" and mask_kind(stmt) != "bias":
+            return  # planned: `mask` places it
+        comment(self.out, stmt)
+        if isinstance(stmt, ast.Gemm):
+            self.gemms.gemm(stmt, inside)
+        elif isinstance(stmt, ast.Reshape):
+            self.gemms.reshape(stmt)
+        elif isinstance(stmt, ast.Copy):
+            self._copy(stmt, inside)
+        elif isinstance(stmt, ast.Arith):
+            b = stmt.b if isinstance(stmt.b, str) else f"{stmt.b:.9g}f"
+            self._arithmetic(stmt.op, stmt.a, b, stmt.out)
+        elif isinstance(stmt, ast.Custom):
+            self._custom(stmt, inside)
+        elif isinstance(stmt, ast.If):
+            self._branch(stmt, inside)
+        else:
+            raise PlanError(f"no lowering for {to_text(stmt).strip()}")
+
+    def _branch(self, stmt: ast.If, inside: LoopPlan | None) -> None:
+        with self.out.block(f"if ({cxx(stmt.condition, self.environment)})"):
+            for s in stmt.body:
+                self.emit(s, inside)
+        if stmt.orelse:
+            with self.out.block("else"):
+                for s in stmt.orelse:
+                    self.emit(s, inside)
+
+    def _custom(self, stmt: ast.Custom, inside: LoopPlan | None) -> None:
+        target = stmt.out or stmt.name
+        if stmt.op == "Softmax":
+            self.softmaxes.step(self.plan.softmax(stmt.name))
+        elif stmt.op == "Normalize":
+            self.softmaxes.normalize(stmt)
+        elif stmt.op == "Lse":
+            self.softmaxes.log_sum_exp(stmt, target)
+        elif stmt.op == "Scale":
+            self._scale(stmt)
+        elif stmt.op == "Fill":
+            value = stmt.args[0]
+            assert isinstance(value, ast.Num)
+            text = "-INFINITY" if value.value == float("-inf") else f"{value.value:.9g}f"
+            text = text if "." in text or "I" in text or "e" in text else text.replace("f", ".f")
+            self._each(stmt.name, lambda _: text, target)
+        elif stmt.op == "Softcap":
+            cap = stmt.args[0]
+            c = f"{cap.value:.9g}f" if isinstance(cap, ast.Num) else cxx(cap, self.environment)
+            c = c if "." in c or not isinstance(cap, ast.Num) else c.replace("f", ".f")
+            tanh = ELEMENTWISE["Tanh"]
+            self._each(stmt.name, lambda x: f"{c} * ({tanh.format(x=f'({x} / {c})')})", target)
+        elif stmt.op in ("RowMax", "RowSum"):
+            self._reduce(stmt.op, stmt.name, target)
+        elif stmt.op in ARITHMETIC:
+            b = stmt.args[0]
+            self._arithmetic(stmt.op, stmt.name, cxx(b, self.environment), target)
+        elif stmt.op in ELEMENTWISE:
+            self._each(stmt.name, lambda x: ELEMENTWISE[stmt.op].format(x=x), target)
+        else:
+            raise PlanError(f"no lowering for {to_text(stmt).strip()}")
+
+    def _scale(self, stmt: ast.Custom) -> None:
+        factor = cxx(stmt.args[0], self.environment)
+        folded = [s for s in self.plan.softmaxes if s.scores == stmt.name and s.scale_folded]
+        if not folded:
+            self._each(stmt.name, lambda x: f"{x} * {factor}", stmt.name)
+            return
+        self.out.line(
+            "// the factor is part of the softmax's exponent; only its sign is applied here"
+        )
+        with self.out.block(f"if ({factor} < 0.f)"):
+            self._each(stmt.name, lambda x: f"-{x}", stmt.name)
+
+    # ---- elements ------------------------------------------------------------------------------
+
+    def _fragment(self, name: str) -> Fragment:
+        fragment = self.plan.fragment(name)
+        if fragment is None:
+            raise PlanError(f"{name} is not a tile in registers")
+        return fragment
+
+    def _tensor(self, stmt: ast.Copy) -> ast.Tensor:
+        tensor = self.plan.kernel.tensor(stmt.target or stmt.name)
+        if tensor is None:
+            raise PlanError(f"{stmt.target or stmt.name} is not a tensor in global memory")
+        return tensor
+
+    def _is_vector(self, name: str) -> bool:
+        return name in self.plan.row_vectors
+
+    def _element(self, name: str, vector: bool) -> str:
+        """C++ for the element of `name` that belongs to the loop's (m, n, e) or (m, r)."""
+        if self._is_vector(name):
+            return f"{name}[m][r]" if vector else f"{name}[m][e >> 1]"
+        if self.plan.fragment(name) is not None:
+            return f"{name}[m][n][e]"
+        return name
+
+    def _each(self, name: str, value: object, target: str) -> None:
+        """Assign `value(element)` to every element of `target`."""
+        assert callable(value)
+        vector = self._is_vector(target)
+        with self._elements(target, vector):
+            self.out.line(
+                f"{self._element(target, vector)} = {value(self._element(name, vector))};"
+            )
+
+    def _arithmetic(self, op: str, a: str, b: str, target: str) -> None:
+        vector = self._is_vector(target)
+        if vector and (self.plan.fragment(a) or self.plan.fragment(b)):
+            raise PlanError(f"{op} {a}, {b} gives a tile, and {target} is a row vector")
+        with self._elements(target, vector):
+            left, right = self._element(a, vector), self._element(b, vector)
+            text = ARITHMETIC[op].format(a=left, b=right)
+            self.out.line(f"{self._element(target, vector)} = {text};")
+
+    def _elements(self, name: str, vector: bool):  # type: ignore[no-untyped-def]
+        from contextlib import ExitStack
+
+        stack = ExitStack()
+        if vector:
+            stack.enter_context(self.out.unrolled("m", self.plan.rows // self.plan.warps // 16))
+            stack.enter_context(self.out.unrolled("r", 2))
+        else:
+            fragment = self._fragment(name)
+            stack.enter_context(self.out.unrolled("m", fragment.m_atoms))
+            stack.enter_context(self.out.unrolled("n", fragment.n_atoms))
+            stack.enter_context(self.out.unrolled("e", 4))
+        return stack
+
+    def _reduce(self, op: str, name: str, target: str) -> None:
+        fragment = self._fragment(name)
+        out = self.out
+        join = "fmaxf(x, {y})" if op == "RowMax" else "x + {y}"
+        quad = "quad_max" if op == "RowMax" else "quad_sum"
+        with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
+            out.line(f"float x = {'-INFINITY' if op == 'RowMax' else '0.f'};")
+            with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
+                out.line(f"x = {join.format(y=f'{name}[m][n][r * 2 + c]')};")
+            out.line(f"{target}[m][r] = {quad}(x);")
+
+    # ---- copies to and from registers ----------------------------------------------------------
+
+    def _copy(self, stmt: ast.Copy, inside: LoopPlan | None) -> None:
+        if stmt.src is None:
+            self._each(stmt.name, lambda x: x, stmt.target or stmt.name)
+        elif (stmt.src, stmt.dst) == (ast.Memory.SHARED, ast.Memory.REGISTER):
+            self.load_a_fragments(stmt.name)
+        elif (stmt.src, stmt.dst) == (ast.Memory.REGISTER, ast.Memory.GLOBAL):
+            self._store(stmt, inside)
+        elif (stmt.src, stmt.dst) == (ast.Memory.GLOBAL, ast.Memory.REGISTER):
+            self._load(stmt)
+        else:
+            raise PlanError(f"no lowering for {to_text(stmt).strip()}")
+
+    def _row(self, rows_per_warp: int, index: str) -> str:
+        return f"{index} + warp * {rows_per_warp} + m * 16 + r * 8 + lane / 4"
+
+    def _address(self, stmt: ast.Copy, tensor: ast.Tensor, row: str, column: str) -> str:
+        """C++ for the address of (row, column); a workspace is [axes, planes, M, columns]."""
+        for coord in stmt.coords:
+            if coord.axis == "D":
+                size = number(stmt.shape[1])
+                column = f"({cxx(coord.index, self.environment)}) * {size} + {column}"
+        if not tensor.workspace:
+            base = f"g{tensor.name}"
+            if tensor.output:
+                base += f" + batch * {tensor.name}_b + head * {tensor.name}_h"
+            return f"{base} + int64_t({row}) * {tensor.name}_s + {column}"
+        lead = next(
+            (cxx(c.index, self.environment) for c in stmt.coords if c.axis in tensor.axes), "0"
+        )
+        at = f"((int64_t({lead}) * planes + plane) * M + ({row})) * {tensor.columns} + {column}"
+        return f"g{tensor.name} + {at}"
+
+    def _store(self, stmt: ast.Copy, inside: LoopPlan | None) -> None:
+        tensor, out = self._tensor(stmt), self.out
+        index = f"({cxx(stmt.coords[0].index, self.environment)}) * {number(stmt.shape[0])}"
+        limit = "M" if tensor.rows is ast.Rows.QUERY else "N"
+        if self._is_vector(stmt.name):
+            rows_per_warp = self.plan.rows // self.plan.warps
+            with out.unrolled("m", rows_per_warp // 16), out.unrolled("r", 2):
+                out.line(f"int const row = {self._row(rows_per_warp, index)};")
+                at = self._address(stmt, tensor, "row", "0")
+                out.line(f"if (lane % 4 == 0 && row < {limit}) *({at}) = {stmt.name}[m][r];")
+            return
+        fragment = self._fragment(stmt.name)
+        staged = self.plan.epilogue_smem and inside is None and tensor.elem is ast.Elem.OPERAND
+        if staged:
+            self._store_staged(stmt, tensor, fragment, index, limit)
+            return
+        bound = "" if isinstance(tensor.columns, int) else f" && column < {tensor.columns}"
+        with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
+            out.line(f"int const row = {self._row(fragment.rows_per_warp, index)};")
+            with out.unrolled("n", fragment.n_atoms):
+                column = "n * 8 + (lane & 3) * 2"
+                at = self._address(stmt, tensor, "row", column)
+                if bound:
+                    bound = f" && {self._columns(stmt, column)} < {tensor.columns}"
+                low, high = (f"{stmt.name}[m][n][r * 2 + {c}]" for c in (0, 1))
+                with out.block(f"if (row < {limit}{bound})"):
+                    if tensor.elem is ast.Elem.F32:
+                        out.line(f"*reinterpret_cast<float2*>({at}) = {{{low}, {high}}};")
+                    else:
+                        out.line(f"*reinterpret_cast<uint32_t*>({at}) = pack({low}, {high});")
+
+    def _columns(self, stmt: ast.Copy, column: str) -> str:
+        for coord in stmt.coords:
+            if coord.axis == "D":
+                return (
+                    f"({cxx(coord.index, self.environment)}) * {number(stmt.shape[1])} + {column}"
+                )
+        return column
+
+    def _store_staged(
+        self, stmt: ast.Copy, tensor: ast.Tensor, fragment: Fragment, index: str, limit: str
+    ) -> None:
+        """Through shared memory, so that a warp writes whole 16-byte chunks of its rows."""
+        out = self.out
+        swizzle = swizzle_for(fragment.columns, self.plan.program.param("swizzle", 0))
+        layout = SharedLayout(fragment.rows, fragment.columns, swizzle)
+        if self.target.asynchronous:
+            out.line("cp_async_wait<0>();")
+        out.line("__syncthreads();  // the tiles below are read no more")
+        rows = fragment.rows_per_warp
+        with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
+            out.line(f"int const row = warp * {rows} + m * 16 + r * 8 + lane / 4;")
+            with out.unrolled("n", fragment.n_atoms):
+                at = layout.offset_text("row", "n")
+                low, high = (f"{stmt.name}[m][n][r * 2 + {c}]" for c in (0, 1))
+                out.line(
+                    f"*reinterpret_cast<uint32_t*>(smem + {at} + (lane & 3) * 4) = "
+                    f"pack({low}, {high});"
+                )
+        out.line("__syncwarp();")
+        chunks = layout.chunks
+        total = rows * chunks
+        with out.unrolled("pass", -(-total // 32)):
+            out.line(
+                f"int const at = pass * 32 + lane, own = at / {chunks}, chunk = at % {chunks};"
+            )
+            out.line(f"int const row = warp * {rows} + own;")
+            guard = [f"{index} + row < {limit}"]
+            if total % 32:
+                guard.insert(0, f"at < {total}")
+            column = "chunk * 8"
+            if isinstance(tensor.columns, str):
+                guard.append(f"{self._columns(stmt, column)} < {tensor.columns}")
+            with out.block(f"if ({' && '.join(guard)})"):
+                at = self._address(stmt, tensor, f"{index} + row", column)
+                out.line(f"*reinterpret_cast<uint128_t*>({at}) =")
+                out.line(f"    chunk_at(smem_at + {layout.offset_text('row', 'chunk')});")
+
+    def _load(self, stmt: ast.Copy) -> None:
+        """Global to registers, in accumulator layout; rows past the end become zero."""
+        tensor, out = self._tensor(stmt), self.out
+        index = f"({cxx(stmt.coords[0].index, self.environment)}) * {number(stmt.shape[0])}"
+        limit = "M" if tensor.rows is ast.Rows.QUERY else "N"
+        name = stmt.name
+        if self._is_vector(name):
+            rows_per_warp = self.plan.rows // self.plan.warps
+            with out.unrolled("m", rows_per_warp // 16), out.unrolled("r", 2):
+                out.line(f"int const row = {self._row(rows_per_warp, index)};")
+                at = self._address(stmt, tensor, "row", "0")
+                out.line(f"{name}[m][r] = row < {limit} ? *({at}) : 0.f;")
+            return
+        fragment = self._fragment(name)
+        with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
+            out.line(f"int const row = {self._row(fragment.rows_per_warp, index)};")
+            with out.unrolled("n", fragment.n_atoms):
+                at = self._address(stmt, tensor, "row", "n * 8 + (lane & 3) * 2")
+                if tensor.elem is ast.Elem.F32:
+                    value = f"*reinterpret_cast<float2 const*>({at})"
+                else:
+                    value = f"unpack(*reinterpret_cast<uint32_t const*>({at}))"
+                out.line(f"float2 const x = row < {limit} ? {value} : float2{{0.f, 0.f}};")
+                out.line(f"{name}[m][n][r * 2] = x.x;")
+                out.line(f"{name}[m][n][r * 2 + 1] = x.y;")

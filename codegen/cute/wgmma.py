@@ -1,0 +1,88 @@
+"""wgmma: descriptors of shared tiles and the asynchronous products, as device functions.
+
+The CuTe headers have no atoms for every width, and the header that has more takes 40 s to parse, so
+the functions for the widths a kernel uses are written out here in the form of those atoms.
+"""
+
+from __future__ import annotations
+
+from codegen.cute.writer import Writer
+from space.variant import DType
+
+PANEL_COLUMNS = 64  #: columns of a 128-byte row: tiles lie in shared memory in panels this wide
+ROW_BYTES = 128
+CORE_BYTES = 1024  #: eight rows of a panel, the period of the 128-byte swizzle
+TYPES = {DType.FP16: "f16", DType.BF16: "bf16"}
+
+PRELUDE = """
+__device__ __forceinline__ void warpgroup_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void warpgroup_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// keeps reads and writes of accumulators on their side of a wait
+template <int N>
+__device__ __forceinline__ void hold(float (&d)[1][N][4]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    float (&x)[4] = d[0][n];
+    asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory");
+  }
+}
+
+// a tile with 128-byte swizzle: its address, and the bytes between its panels (where it is read
+// down its rows) in units of 16
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t panel_bytes) {
+  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(panel_bytes >> 4) << 16 |
+         uint64_t((address & 0x3ffff) >> 4);
+}
+"""
+
+
+def define_product(
+    out: Writer, dtype: DType, columns: int, a_in_registers: bool, b_rows: bool
+) -> None:
+    """Define one wgmma of 64 x columns x 16.
+
+    `b_rows` says that B lies row by row (keys by head dim, as V does) instead of column by column.
+    """
+    count = columns // 2
+    name = product_name(columns, a_in_registers, b_rows)
+    a = "uint32_t const (&a)[4]" if a_in_registers else "uint64_t a"
+    out.line()
+    out.line(f"// d (+)= a.b, 64 x {columns} x 16; keep = 0 starts from zero")
+    with out.block(
+        f"__device__ __forceinline__ void {name}(float (&d)[1][{columns // 8}][4], {a}, "
+        "uint64_t b, int keep)"
+    ):
+        registers = ", ".join(f"%{k}" for k in range(count))
+        first = (
+            f"{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}"
+            if a_in_registers
+            else f"%{count}"
+        )
+        after = count + (4 if a_in_registers else 1)
+        kind = TYPES[dtype]
+        out.line("asm volatile(")
+        out.line(f'    "{{.reg .pred p; setp.ne.b32 p, %{after + 1}, 0;"')
+        out.line(f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "')
+        out.line(f'    "{{{registers}}}, "')
+        transpose = f", {int(b_rows)}" if a_in_registers else f", 0, {int(b_rows)}"
+        out.line(f'    "{first}, %{after}, p, 1, 1{transpose};}}"')
+        operands = [f'"+f"(d[0][{k // 4}][{k % 4}])' for k in range(count)]
+        for k in range(0, count, 8):
+            out.line(f"    {':' if k == 0 else ' '} {', '.join(operands[k : k + 8])}"
+                     + ("," if k + 8 < count else ""))  # fmt: skip
+        inputs = ", ".join(f'"r"(a[{k}])' for k in range(4)) if a_in_registers else '"l"(a)'
+        out.line(f'    : {inputs}, "l"(b), "r"(keep));')
+
+
+def product_name(columns: int, a_in_registers: bool, b_rows: bool) -> str:
+    """Name of the device function for one wgmma."""
+    return f"wgmma_64x{columns}x16_{'rs' if a_in_registers else 'ss'}{'_rows' if b_rows else ''}"

@@ -1,0 +1,43 @@
+"""Lines of C++ with indentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Writer:
+    """Collects indented lines."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+
+    def line(self, text: str = "") -> None:
+        """Append one line at the current depth."""
+        self._lines.append("  " * self._depth + text if text else "")
+
+    def lines(self, text: str) -> None:
+        """Append each line of a block of text."""
+        for line in text.strip("\n").splitlines():
+            self.line(line)
+
+    @contextmanager
+    def block(self, head: str, tail: str = "}") -> Iterator[None]:
+        """Write `head {`, the body one level deeper, and the closing brace."""
+        self.line(f"{head} {{")
+        self._depth += 1
+        yield
+        self._depth -= 1
+        self.line(tail)
+
+    @contextmanager
+    def unrolled(self, var: str, count: int, start: int = 0) -> Iterator[None]:
+        """Write a fully unrolled loop over start <= var < count."""
+        self.line("#pragma unroll")
+        with self.block(f"for (int {var} = {start}; {var} < {count}; ++{var})"):
+            yield
+
+    def text(self) -> str:
+        """Return everything written, with a final newline."""
+        return "\n".join(self._lines) + "\n"

@@ -180,7 +180,8 @@ class Attention:
             plan = self._plans.get(key)
             if plan is None:
                 tensors = {"Q": q, "K": k, "V": v, "O": result}
-                plan = self._plan(entry, tensors, sizes, number, device)
+                with self._cuda.use(device):
+                    plan = self._plan(entry, tensors, sizes, number, device)
                 if len(self._plans) >= MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan

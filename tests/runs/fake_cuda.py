@@ -32,6 +32,8 @@ class HostDriver:
 
     def __init__(self) -> None:
         self.launches = 0
+        self.takes_tickets = False
+        self.tickets: list[int] = []
         self.images: list[bytes] = []
 
     def cuInit(self, flags: int) -> tuple[int]:
@@ -69,6 +71,9 @@ class HostDriver:
             ctypes.c_uint64.from_address(a).value
             for a in (ctypes.c_void_p * 21).from_address(params)
         ]
+        if self.takes_tickets:
+            last = (ctypes.c_void_p * 22).from_address(params)[21]
+            self.tickets.append(ctypes.c_uint64.from_address(last).value)
         rows, keys, heads, group = slots[16:20]
         (scale,) = np.array([slots[20]], np.uint32).view(np.float32)
         batch = grid // (-(-rows // 128) * heads)
@@ -113,6 +118,7 @@ class HostCuda(Cuda):
         self.device_capability = capability
         self.now = 0
         self.capturing = False
+        self.current_stream = 0
         self.used: list[int] = []
 
     def index(self, device: torch.device) -> int:
@@ -133,7 +139,7 @@ class HostCuda(Cuda):
         yield
 
     def stream(self, index: int) -> int:
-        return 0
+        return self.current_stream
 
     def is_capturing(self) -> bool:
         return self.capturing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from exported import CAUSAL, FULL, LONG, make_run
 from fake_cuda import HostCuda, reference
 
 from runs.export import export
+from runs.templates import checks
 from runs.templates.attention import Attention, NoKernelError
 from runs.templates.launch import LaunchError
 from runs.templates.manifest import ManifestError
@@ -311,9 +313,40 @@ def test_a_kernel_is_loaded_before_a_capture_not_in_it(
 
 
 def test_launches_on_the_tensors_device(attention: Attention, cuda: HostCuda) -> None:
+    attention(*inputs(FULL))
+    assert cuda.used == [0]  # to load the code
     cuda.now = 3
     attention(*inputs(FULL))
-    assert cuda.used == [0]
+    assert cuda.used == [0, 0]  # to launch
+
+
+def test_each_stream_and_each_graph_has_its_own_ticket(tmp_path: Path) -> None:
+    export(make_run(tmp_path / "runs"), tmp_path / "out")
+    path = tmp_path / "out/manifest.json"
+    manifest = json.loads(path.read_text())
+    for entry in manifest["kernels"].values():
+        entry["launches"][0]["args"].append({"kind": "tickets", "name": "t", "box": [0, 0]})
+    path.write_text(json.dumps(manifest))
+    cuda = HostCuda()
+    cuda.driver.takes_tickets = True
+    attention = Attention(tmp_path / "out", cuda)
+    q, k, v = inputs(FULL)
+    for cuda.current_stream, cuda.capturing in ((0, False), (0, False), (7, False), (0, True)):
+        assert_close(attention(q, k, v), reference(q, k, v, False, 0.25))
+    first, again, other, _ = cuda.driver.tickets
+    assert first == again != other
+    cuda.capturing = False
+    attention(q, k, v)
+    assert cuda.driver.tickets[-1] == first != cuda.driver.tickets[3]
+
+
+def test_tma_kernels_get_a_copy_of_a_broadcast_tensor() -> None:
+    t = torch.zeros(2, 1, 4, 16).half().expand(2, 9, 4, 16)
+    assert checks.readable(t) is t
+    copied = checks.readable(t, broadcast=False)
+    assert copied.stride() == (576, 64, 16, 1) and torch.equal(copied, t)
+    one = torch.zeros(16).half().expand(1, 1, 1, 16)
+    assert checks.readable(one, broadcast=False) is one
 
 
 def test_threads_share_a_packed_launch(attention: Attention) -> None:

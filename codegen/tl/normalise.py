@@ -148,6 +148,37 @@ def _close(a: Number, b: float) -> bool:
     return abs(a - b) <= 1e-3 * abs(b)
 
 
+def implied_maxima(block: Block) -> frozenset[str]:
+    """Return m of `Subtract m, m_new` where m_new is a row maximum and nothing writes m."""
+    maxima = {
+        s.out or s.name for s in walk(block) if isinstance(s, Custom) and s.op in ("RowMax", "Max")
+    }
+    whole = all_written(block)
+    return frozenset(
+        s.a
+        for s in walk(block)
+        if isinstance(s, Arith) and s.op == "Subtract" and s.b in maxima and s.a not in whole
+    )
+
+
+def carry_implied_maxima(block: Block) -> Block:
+    """A running maximum that nothing updates takes the new one at the end of each step."""
+    implied = implied_maxima(block)
+
+    def change(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, For):
+            return stmt
+        carries = tuple(
+            Copy(s.b, target=s.a, span=s.span)
+            for s in stmt.body
+            if isinstance(s, Arith) and s.op == "Subtract" and s.a in implied
+            and isinstance(s.b, str)
+        )  # fmt: skip
+        return replace(stmt, body=(*stmt.body, *carries))
+
+    return rewrite(block, change) if implied else block
+
+
 def join_running_max(block: Block) -> Block:
     """`RowMax S and get m_new` that then replaces m is the running maximum: it includes m."""
     joined = {s.out or s.name for s in walk(block) if isinstance(s, Custom) and s.op == "Max"}
@@ -470,4 +501,41 @@ def _one_normalize(block: Block, accumulator: str, scores: str) -> Block:
             if not any(isinstance(s, Gemm) and s.out == accumulator for s in walk(later)):
                 found.append(replace(new, span=stmt.span))
                 placed = True
+    return tuple(found)
+
+
+def one_division(block: Block) -> Block:
+    """A softmax spelt out divides each accumulator by its running sum once, after the loop."""
+    loaded = {s.name for s in walk(block) if isinstance(s, Copy) and s.src is Memory.GLOBAL}
+    row_sums = {s.out for s in walk(block) if isinstance(s, Custom) and s.op == "RowSum"}
+    running = {
+        s.a
+        for s in walk(block)
+        if isinstance(s, Arith) and s.op == "Add" and s.a == s.out and s.b in row_sums
+    }
+    for scores in scores_of(block):
+        accumulators = [a for a in accumulators_of(block, scores) if a not in loaded]
+        if has_softmax(block, scores) or len(running) != 1 or len(accumulators) != 1:
+            continue
+        block = _divide_once(block, accumulators[0], next(iter(running)))
+    return block
+
+
+def _divide_once(block: Block, accumulator: str, total: str) -> Block:
+    found: list[Stmt] = []
+    divided = False
+    end = -1
+    for stmt in block:
+        repeats = (isinstance(stmt, Arith) and stmt.op == "Divide" and stmt.a == accumulator
+                   and stmt.b == total)  # fmt: skip
+        repeats |= isinstance(stmt, Custom) and stmt.op == "Normalize" and stmt.name == accumulator
+        if repeats and divided:
+            continue
+        divided = divided or repeats
+        found.append(stmt)
+        if any(isinstance(s, Gemm) and s.out == accumulator for s in walk((stmt,))):
+            end = len(found)
+    if not divided and end > 0:
+        span = found[end - 1].span
+        found.insert(end, Arith("Divide", accumulator, total, accumulator, True, span))
     return tuple(found)

@@ -57,8 +57,8 @@ def prepare(sketch: Sketch, declared: frozenset[str]) -> tuple[RawKernel, ...]:
     rest = tuple(s for s in sketch.statements if not isinstance(s, Allocate | Param))
     kernels = []
     for block in split_kernels(rest):
-        block = _index_names(block, declared)
-        block = _tile_names(block)
+        block = rename_indices(block, declared)
+        block = tile_names(block)
         block = _running_state(_direct_output(block))
         kernels.append(RawKernel(allocations, _coordinates(block)))
     return tuple(kernels)
@@ -80,7 +80,7 @@ def split_kernels(block: Block) -> tuple[Block, ...]:
     return tuple(tuple(k) for k in kernels)
 
 
-def _index_names(block: Block, declared: frozenset[str]) -> Block:
+def rename_indices(block: Block, declared: frozenset[str]) -> Block:
     """Give the block's row and column index their names, wherever expressions use them."""
     bound = {s.var for s in walk(block) if isinstance(s, For)} | set(declared)
     used: set[str] = set()
@@ -101,7 +101,7 @@ def _index_names(block: Block, declared: frozenset[str]) -> Block:
     return rewrite(block, lambda s: map_exprs(s, lambda e: rename_expr(e, names)))
 
 
-def _tile_names(block: Block) -> Block:
+def tile_names(block: Block) -> Block:
     """`Copy K from global to shared K_s`: the tile is K's, whatever it is called."""
     names = {
         s.target: s.name

@@ -128,6 +128,7 @@ def _candidate(kernel: Kernel) -> Kernel | None:
             body.append(stmt)
     if not softened:
         return None
+    body = _scaled(body, roles.scores)
     fill = Custom("Fill", roles.accumulator, (Num(0.0),), None, False, roles.key_loop.span)
     loop = replace(roles.key_loop, body=tuple(body))
     last = roles.key_loop.span
@@ -136,6 +137,15 @@ def _candidate(kernel: Kernel) -> Kernel | None:
     if not any(isinstance(s, Copy) and s.dst is Memory.GLOBAL for s in tail):
         tail += _stores(roles)  # the stores stood inside the loops
     return _kernel_of(kernel, (*loads, fill, loop, normalize, *tail))
+
+
+def _scaled(body: list[Stmt], scores: str) -> list[Stmt]:
+    """Scale the scores behind their GEMMs, where the program did it inside its exponentials."""
+    if any(isinstance(s, Custom) and (s.op, s.name) == ("Scale", scores) for s in body):
+        return body
+    last = max(n for n, s in enumerate(body) if isinstance(s, Gemm) and s.out == scores)
+    scale = Custom("Scale", scores, (Name("scale"),), None, False, body[last].span)
+    return [*body[: last + 1], scale, *body[last + 1 :]]
 
 
 def _around(block: Block, loop: For) -> tuple[Block, Block]:

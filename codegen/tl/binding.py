@@ -1,0 +1,448 @@
+"""Fills the holes of a checked sketch, pass by pass; `bind.py` says what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from codegen.tl.ast import (
+    Allocate,
+    Arith,
+    BinOp,
+    Coord,
+    Copy,
+    Custom,
+    Elem,
+    Expr,
+    For,
+    Gemm,
+    Kernel,
+    Memory,
+    Name,
+    Num,
+    Program,
+    Reshape,
+    Rows,
+    Sketch,
+    Stmt,
+    Tensor,
+    Tile,
+    walk,
+)
+from codegen.tl.dims import Kind, default_columns, infer, loop_kinds, row_kinds
+from codegen.tl.evaluate import Params, evaluate, read_params
+from codegen.tl.flow import (
+    Block,
+    all_written,
+    exposed,
+    is_key_name,
+    is_query_name,
+    map_exprs,
+    names_in,
+    reads,
+    rename,
+    rewrite,
+    written,
+)
+from codegen.tl.normalise import (
+    Context,
+    carry_implied_maxima,
+    derived,
+    join_running_max,
+    merge_names,
+    number_scalars,
+    one_division,
+    running_maxima,
+    scores_of,
+    unify_masks,
+    unify_scale,
+    unify_softcap,
+    unify_softmax_tail,
+)
+from codegen.tl.prepare import RawKernel, prepare, scalar_loads
+from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS
+from space.params import Point
+from space.variant import Problem
+
+_INDICES = frozenset({BLOCK_ROW, BLOCK_COLUMN, SPLIT, *SPLIT_BOUNDS, "M", "N"})
+_DEFAULT_BK = 32
+_F32 = frozenset({"f32", "fp32", "float", "float32"})
+
+
+def assemble(sketch: Sketch, problem: Problem, point: Point) -> Program:
+    """Bind a sketch that has no faults, its softmax as it is spelt."""
+    params = read_params(sketch, problem, point)
+    raw = prepare(sketch, params.declared)
+    kernels: list[Kernel] = []
+    scalars: list[str] = []
+    stored: dict[str, Tensor] = {}
+    for position, kernel in enumerate(raw):
+        binder = _KernelBinder(kernel, problem, params, stored, position, raw)
+        bound = binder.bind()
+        stored |= {t.name: t for t in bound.tensors if t.workspace}
+        scalars += [s for s in binder.scalars() if s not in scalars]
+        kernels.append(bound)
+    names = ("forward",) if len(kernels) == 1 else _names(kernels)
+    kernels = [replace(k, name=n) for k, n in zip(kernels, names, strict=True)]
+    tuned = dict(params.tuned)
+    if any(t.axes for k in kernels for t in k.tensors):
+        tuned.setdefault("num_splits", 1)
+    return Program(tuple(kernels), tuple(sorted(tuned.items())), tuple(scalars), sketch.lines)
+
+
+def _names(kernels: list[Kernel]) -> tuple[str, ...]:
+    if len(kernels) == 2 and any(t.axes for t in kernels[0].tensors):
+        return ("partial", "combine")
+    return tuple(f"kernel_{n}" for n in range(1, len(kernels) + 1))
+
+
+class _KernelBinder:
+    """Binds one kernel; the fields are its state between the passes of `bind`."""
+
+    def __init__(
+        self,
+        raw: RawKernel,
+        problem: Problem,
+        params: Params,
+        stored: Mapping[str, Tensor],
+        position: int,
+        program: tuple[RawKernel, ...],
+    ) -> None:
+        self.problem = problem
+        self.params = params
+        self.numbers = params.numbers
+        self.stored = stored
+        self.allocations = raw.allocations
+        self.block = raw.block
+        self.later = program[position + 1 :]
+        self.bm = params.tuned["BM"]
+        self.bn = params.tuned["BN"]
+
+    def bind(self) -> Kernel:
+        """Run every pass and return the kernel."""
+        self._name_workspaces()
+        self._normalise()
+        self.loops = loop_kinds(self.block)
+        self.kinds = row_kinds(self.block)
+        vectors = frozenset(n for n, t in self.stored.items() if t.columns == 1)
+        self.inference = infer(
+            self.block, self._own_allocations(), self.numbers, self.kinds, vectors
+        )
+        self._sizes()
+        self._loop_bounds()
+        self._reshapes()
+        self._fills()
+        self._shapes()
+        return Kernel("forward", self._tensors(), self._tiles(), self.block)
+
+    def scalars(self) -> tuple[str, ...]:
+        """Return the names of run-time numbers that the kernel uses, `scale` first."""
+        tiles = {n for s in walk(self.block) for n in (written(s),) if n}
+        tiles |= {s.name for s in walk(self.block) if isinstance(s, Copy)}
+        found: dict[str, None] = {}
+        for stmt in walk(self.block):
+            names: list[str] = []
+            if isinstance(stmt, Arith) and isinstance(stmt.b, str):
+                names = [stmt.b]
+            elif isinstance(stmt, Custom):
+                names = [n for a in stmt.args for n in names_in(a)]
+            for name in names:
+                if name not in tiles and name not in ("causal", "padding", *_INDICES):
+                    found[name] = None
+        return tuple(sorted(found, key=lambda n: (n != "scale", n)))
+
+    # ---- passes --------------------------------------------------------------------------------
+
+    def _name_workspaces(self) -> None:
+        """Results that a later kernel reads as `X_s`, one a split, take that name here."""
+        if not self.later:
+            return
+        read_later = {
+            s.name
+            for k in self.later
+            for s in walk(k.block)
+            if isinstance(s, Copy) and s.src is Memory.GLOBAL
+        }
+        splits = any(
+            isinstance(s, For) and {*names_in(s.lo), *names_in(s.hi)} & set(SPLIT_BOUNDS)
+            for s in walk(self.block)
+        )
+        names = {
+            s.name: n
+            for s in walk(self.block)
+            if isinstance(s, Copy) and s.dst is Memory.GLOBAL
+            for n in sorted(read_later)
+            if n.startswith(f"{s.name}_")
+        }
+        self.block = rename(self.block, names)
+
+        def place(stmt: Stmt) -> Stmt:
+            if splits and isinstance(stmt, Copy) and stmt.dst is Memory.GLOBAL:
+                return replace(
+                    stmt, coords=(*_rows_only(stmt.coords), Coord("splits", Name(SPLIT)))
+                )
+            return stmt
+
+        self.block = rewrite(self.block, place)
+
+    def _normalise(self) -> None:
+        scale = self.problem.head_dim**-0.5
+        context = Context(scale, self.problem.causal, self.numbers)
+        loads = scalar_loads(self.block)
+        biases = frozenset(
+            s.name
+            for s in walk(self.block)
+            if isinstance(s, Copy) and s.src is Memory.GLOBAL and s.name not in loads
+        )
+        scalars = loads - {s.name for s in self._matrix_allocations()}
+        block = rewrite(
+            self.block, lambda s: None if isinstance(s, Copy) and s.name in scalars else s
+        )
+        block = rewrite(block, _drop_key_registers)
+        stored = frozenset(s.name for s in walk(block) if isinstance(s, Copy) and s.src is not None)
+        block = merge_names(block, stored)
+        block = join_running_max(carry_implied_maxima(block))
+        block = one_division(block)
+        block = unify_scale(block, scores_of(block), context)
+        block = number_scalars(block, self.numbers)
+        block = unify_softcap(block)
+        block = unify_masks(block, self.problem.causal, biases)
+        known = frozenset(self.numbers) | scalars | frozenset({"scale"})
+        self.block = unify_softmax_tail(block, known)
+
+    def _matrix_allocations(self) -> tuple[Allocate, ...]:
+        return tuple(a for a in self.allocations if len(a.shape) > 1)
+
+    def _own_allocations(self) -> tuple[Allocate, ...]:
+        """Allocations of tiles this kernel uses, under the names it uses."""
+        used = {n for s in walk(self.block) for n in (*reads(s), written(s) or "") if n}
+        used |= {s.name for s in walk(self.block) if isinstance(s, Copy)}
+        return tuple(a for a in self.allocations if a.name in used)
+
+    def _sizes(self) -> None:
+        """Give every class of axes its number."""
+        sizes = self.inference.sizes
+        chunked = "chunk" in self.loops.values()
+        rows = {Kind.QUERY: self.bn if chunked else self.bm, Kind.KEY: self.bn}
+        used = dict.fromkeys(
+            n for s in walk(self.block) for n in (*sorted(reads(s)), written(s) or "", _own(s)) if n
+        )
+        for name in used:
+            for number in (0, 1):
+                axis = sizes.axis(name, number)
+                if axis.size is None and axis.kind in rows:
+                    axis.size = rows[axis.kind]
+        for stmt in walk(self.block):  # columns tiled along D take the step of their loop
+            if isinstance(stmt, Copy):
+                for coord in stmt.coords[1:]:
+                    axis = sizes.axis(stmt.name, 1)
+                    if coord.axis == "D" and axis.size is None:
+                        axis.size = self._bk()
+        default_columns(self.block, self.inference, self.problem.head_dim, self.problem.head_dim_v)
+        for name in used:
+            axis = sizes.axis(name, 0)
+            if axis.size is None:
+                axis.size = self.bm
+
+    def _bk(self) -> int:
+        return self.params.tuned.get("BK", min(_DEFAULT_BK, self.problem.head_dim))
+
+    def _loop_bounds(self) -> None:
+        def change(stmt: Stmt) -> Stmt:
+            if not isinstance(stmt, For):
+                return stmt
+            if {*names_in(stmt.lo), *names_in(stmt.hi)} & set(SPLIT_BOUNDS):
+                return stmt
+            length: Expr
+            match self.loops.get(stmt.var, "key"):
+                case "split":
+                    splits = self.params.tuned.get("num_splits", 1)
+                    return replace(stmt, lo=Num(0), hi=Num(splits))
+                case "query":
+                    length, step = Name("M"), self.bm
+                case "feature":
+                    length, step = Num(self.problem.head_dim), self._bk()
+                case _:
+                    length, step = Name("N"), self.bn
+            return replace(stmt, lo=Num(0), hi=BinOp("/", length, Num(step)))
+
+        self.block = rewrite(self.block, change)
+
+    def _reshapes(self) -> None:
+        """Put one Reshape right before each GEMM whose first operand is another's output."""
+        outs = {s.out for s in walk(self.block) if isinstance(s, Gemm)}
+        chained = frozenset(n for o in outs for n in derived(self.block, o))
+        staged = {
+            s.name
+            for s in walk(self.block)
+            if isinstance(s, Copy) and (s.src, s.dst) == (Memory.REGISTER, Memory.SHARED)
+        }
+        spans = {s.name: s.span for s in walk(self.block) if isinstance(s, Reshape)}
+        before = rewrite(self.block, lambda s: None if isinstance(s, Reshape) else s)
+
+        def change(stmt: Stmt) -> Stmt | Block:
+            if not isinstance(stmt, Gemm) or stmt.a.name not in chained or stmt.a.name in staged:
+                return stmt
+            if stmt.a.transposed or self.inference.sizes.axis(stmt.a.name, 0).kind is Kind.FEATURE:
+                return stmt
+            span = spans.get(stmt.a.name, stmt.span)
+            fragments = ("MMA_C", "MMA_M", "MMA_N"), ("MMA_A", "MMA_M", "MMA_N_new")
+            return (Reshape(stmt.a.name, *fragments, span), stmt)
+
+        self.block = rewrite(before, change)
+
+    def _fills(self) -> None:
+        """Initialise what a loop reads before it writes it: maxima to -inf, the rest to 0."""
+        found: list[Stmt] = []
+        done: set[str] = set()
+        loaded = {
+            s.name for s in walk(self.block) if isinstance(s, Copy) and s.src is Memory.GLOBAL
+        }
+        names = all_written(self.block)
+        for stmt in self.block:
+            wanted: frozenset[str] = frozenset()
+            if isinstance(stmt, For):
+                wanted = exposed(stmt.body)
+            elif isinstance(stmt, Gemm | Arith | Custom):
+                wanted = reads(stmt)
+            for name in sorted((wanted & names) - done - loaded):
+                value = float("-inf") if name in running_maxima(self.block) else 0.0
+                found.append(Custom("Fill", name, (Num(value),), None, False, stmt.span))
+                done.add(name)
+            found.append(stmt)
+            done |= all_written((stmt,))
+        self.block = tuple(found)
+
+    def _shapes(self) -> None:
+        """Write the numbers into shapes, slices and arguments."""
+        sizes = self.inference.sizes
+
+        def value(expr: Expr) -> Expr:
+            number = evaluate(expr, self.numbers)
+            return expr if number is None else Num(number)
+
+        def change(stmt: Stmt) -> Stmt:
+            if isinstance(stmt, Gemm):
+                return map_exprs(stmt, lambda e: value(self._dim(e)))
+            if not isinstance(stmt, Copy) or stmt.src is None:
+                return stmt
+            shape = tuple(Num(sizes.axis(stmt.name, n).size or 0) for n in (0, 1))
+            return replace(stmt, shape=shape)
+
+        self.block = rewrite(self.block, change)
+
+    def _dim(self, expr: Expr) -> Expr:
+        """`D` and `Dv` in a slice are head dims when no Param says otherwise."""
+        dims = {"D": self.problem.head_dim, "Dv": self.problem.head_dim_v}
+        dims |= {"DV": self.problem.head_dim_v, "DQK": self.problem.head_dim}
+        if isinstance(expr, Name) and expr.id in dims and expr.id not in self.numbers:
+            return Num(dims[expr.id])
+        return expr
+
+    # ---- tensors and tiles -----------------------------------------------------------------------
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        dtypes = {a.name: a.dtype for a in self.allocations if a.memory is Memory.GLOBAL}
+        loaded = {
+            s.name for s in walk(self.block) if isinstance(s, Copy) and s.src is Memory.GLOBAL
+        }
+        read_later = {
+            s.name
+            for k in self.later
+            for s in walk(k.block)
+            if isinstance(s, Copy) and s.src is Memory.GLOBAL
+        }
+        found: dict[str, Tensor] = {}
+        for stmt in walk(self.block):
+            if not isinstance(stmt, Copy) or Memory.GLOBAL not in (stmt.src, stmt.dst):
+                continue
+            name = stmt.name
+            if name in self.stored:
+                found[name] = replace(self.stored[name], output=False)
+                continue
+            output = stmt.dst is Memory.GLOBAL
+            kept = output and (name in read_later or (name in loaded and not _is_result(name)))
+            single = self.inference.sizes.axis(name, 1).size == 1
+            f32 = kept or single or (dtypes.get(name) or "") in _F32
+            columns: int | str = self.inference.sizes.axis(name, 1).size or 0
+            if any(c.axis == "D" for c in stmt.coords):
+                tiled = self.inference.sizes.axis(name, 1).kind is Kind.KEY
+                columns = "N" if tiled else self.problem.head_dim
+            axes = tuple(c.axis for c in stmt.coords if c.axis not in ("L", "D"))
+            rows = Rows.QUERY if self.kinds[name] is Kind.QUERY else Rows.KEY
+            before = found.get(name)
+            found[name] = Tensor(
+                name,
+                rows,
+                columns,
+                Elem.F32 if f32 else Elem.OPERAND,
+                (output and not kept) or (before is not None and before.output),
+                axes,
+                kept or (before is not None and before.workspace),
+            )
+        return tuple(found.values())
+
+    def _tiles(self) -> tuple[Tile, ...]:
+        sizes = self.inference.sizes
+        levels: dict[tuple[str, Memory], None] = {}
+        for stmt in walk(self.block):
+            match stmt:
+                case Copy():
+                    for memory in (stmt.src, stmt.dst):
+                        if memory in (Memory.SHARED, Memory.REGISTER):
+                            levels[stmt.name, memory] = None
+                    if stmt.target and stmt.src is None:
+                        levels[stmt.target, Memory.REGISTER] = None
+                        levels[stmt.name, Memory.REGISTER] = None
+                case _:
+                    name = written(stmt)
+                    if name is not None and not _only_shared(name, self.block):
+                        levels[name, Memory.REGISTER] = None
+        tiles: list[Tile] = []
+        loaded = {
+            s.name
+            for s in walk(self.block)
+            if isinstance(s, Copy) and s.src is not None and s.src is not Memory.REGISTER
+        }
+        computed = {
+            s.out for s in walk(self.block) if isinstance(s, Gemm)
+        }  # accumulators are f32 wherever they come from
+        for name, memory in levels:
+            columns = sizes.axis(name, 1).size or 1
+            operand = memory is Memory.SHARED or (name in loaded and name not in computed)
+            if name in self.stored or columns == 1:
+                operand = False
+            elem = Elem.OPERAND if operand else Elem.F32
+            tiles.append(Tile(name, memory, sizes.axis(name, 0).size or self.bm, columns, elem))
+        return tuple(tiles)
+
+
+def _rows_only(coords: tuple[Coord, ...]) -> tuple[Coord, ...]:
+    return tuple(c for c in coords if c.axis in ("L", "D"))
+
+
+def _own(stmt: Stmt) -> str:
+    return stmt.name if isinstance(stmt, Copy) else ""
+
+
+def _is_result(name: str) -> bool:
+    return is_query_name(name) and name[:1] in "Oo"
+
+
+def _drop_key_registers(stmt: Stmt) -> Stmt | None:
+    """Keys and values on their way to a GEMM: registers are the translator's business."""
+    if isinstance(stmt, Copy) and (stmt.src, stmt.dst) == (Memory.SHARED, Memory.REGISTER):
+        return None if is_key_name(stmt.name) else stmt
+    return stmt
+
+
+def _only_shared(name: str, block: Block) -> bool:
+    """Whether a tile changed in place lives in shared memory only (a scaled Q)."""
+    held = {
+        s.dst for s in walk(block) if isinstance(s, Copy) and s.name == name and s.dst is not None
+    }
+    return (
+        Memory.SHARED in held
+        and Memory.REGISTER not in held
+        and not any(isinstance(s, Gemm) and s.out == name for s in walk(block))
+    )

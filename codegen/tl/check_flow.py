@@ -1,0 +1,508 @@
+"""Checks along the program's own order: what is where, what is defined, what was softened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from codegen.tl.ast import (
+    Arith,
+    Call,
+    Copy,
+    Custom,
+    Expr,
+    For,
+    Gemm,
+    If,
+    Memory,
+    Name,
+    Reshape,
+    Stmt,
+    walk,
+)
+from codegen.tl.flow import Block, all_written, exposed, is_query_name, names_in, reads
+from codegen.tl.normalise import Context, implied_maxima, scale_factor
+from codegen.tl.report import Report
+from codegen.tl.source import Span
+from codegen.tl.subject import INDEX_NAMES, Facts, Subject, facts_of, place_of
+from codegen.tl.vocabulary import MASK_KINDS, ROW_OPS, is_root_of_dim, is_scale
+
+_RESHAPE = "Reshape {0} from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)"
+_MASK_HINT = "Write `Compute Mask S, causal`, `window(l, r)`, `bias(B)` or `padding`"
+
+
+@dataclass(slots=True)
+class _State:
+    """What holds at one point of the walk."""
+
+    held: dict[str, set[Memory]] = field(default_factory=dict)
+    reshaped: set[str] = field(default_factory=set)
+    softened: dict[str, int] = field(default_factory=dict)  # tile -> line of its Softmax
+    scaled: dict[str, int] = field(default_factory=dict)  # tile -> line of its scaling
+    loops: list[str] = field(default_factory=list)
+
+
+def check_flow(subject: Subject, report: Report) -> None:
+    """Walk every kernel and report what is used before it is there, and how it is misused."""
+    for block in subject.kernels:
+        _Walk(subject, facts_of(block), report).run()
+
+
+class _Walk:
+    def __init__(self, subject: Subject, facts: Facts, report: Report) -> None:
+        self.subject = subject
+        self.facts = facts
+        self.report = report
+        self.state = _State()
+        self.code = subject.is_code
+        self.running = self._running()
+        self.softmax = any(isinstance(s, Custom) and s.op == "Softmax" for s in walk(facts.block))
+        scale = subject.problem.head_dim**-0.5 if subject.problem else 0.0
+        self.context = Context(scale, False, subject.params.numbers)
+        self.known = subject.params.declared | subject.lengths() | INDEX_NAMES | facts.scalars
+
+    def run(self) -> None:
+        self._block(self.facts.block)
+        self._ends()
+
+    def _running(self) -> frozenset[str]:
+        """Names whose value comes from the loop's step before, or is implied at the first."""
+        block = self.facts.block
+        carried: set[str] = set()
+        for stmt in walk(block):
+            if isinstance(stmt, For):
+                carried |= exposed(stmt.body) & all_written(stmt.body)
+            if isinstance(stmt, Custom) and stmt.op in ("Max", "Min"):
+                carried.add(stmt.out or stmt.name)
+        carried |= implied_maxima(block)
+        if not self.code:
+            return frozenset(carried)
+        return frozenset(n for n in carried if self.subject.allocated(n, Memory.REGISTER))
+
+    # ---- walking ---------------------------------------------------------------------------------
+
+    def _block(self, block: Block) -> None:
+        for stmt in block:
+            self._step(stmt)
+
+    def _step(self, stmt: Stmt) -> None:
+        match stmt:
+            case Copy():
+                self._copy(stmt)
+            case Gemm():
+                self._gemm(stmt)
+            case Arith():
+                self._tile(stmt.a, stmt.span, "the first operand")
+                if isinstance(stmt.b, str):
+                    self._second(stmt.b, stmt.span)
+                self._scaling(stmt, stmt.a)
+                self._result(stmt.out, stmt.span, stmt.a)
+            case Custom():
+                self._custom(stmt)
+            case Reshape():
+                self._reshape(stmt)
+            case For():
+                self._names((stmt.lo, stmt.hi), stmt.span, bound=True)
+                self.state.loops.append(stmt.var)
+                self._block(stmt.body)
+                self.state.loops.pop()
+            case If():
+                self._names((stmt.condition,), stmt.span)
+                self._block(stmt.body)
+                self._block(stmt.orelse)
+            case _:
+                pass
+
+    def _hold(self, name: str, memory: Memory) -> None:
+        self.state.held.setdefault(name, set()).add(memory)
+
+    # ---- names -----------------------------------------------------------------------------------
+
+    def _tile(self, name: str, span: Span, role: str) -> None:
+        """Report a tile that is read before anything defines it."""
+        held = self.state.held.get(name, set())
+        if held - {Memory.GLOBAL}:
+            return
+        if name in self.running:
+            self._hold(name, Memory.REGISTER)
+            return
+        line = self.facts.copy_line(name)
+        query = is_query_name(name)
+        if line is not None and line > span.line:
+            self.report.add(
+                span, "use-before-copy", f"{name} is used before its Copy on line {line}",
+                f"Move the Copy of {name} above line {span.line}",
+            )  # fmt: skip
+        elif self.subject.allocated(name, Memory.GLOBAL) is not None:
+            self.report.add(
+                span, "still-global", f"{name} is still in global memory",
+                f"Write `{place_of(name, query)}` before it",
+            )  # fmt: skip
+        elif self.code and self.subject.allocated(name, Memory.REGISTER) is not None:
+            self.report.add(
+                span, "never-written", f"{name} is allocated and read, but nothing writes it",
+                f"Compute {name} first, or write `Compute Fill {name}, 0`",
+            )  # fmt: skip
+        elif name in self.facts.written:
+            self.report.add(
+                span, "use-before-definition", f"{name} is used before anything defines it",
+                f"Move what computes {name} above line {span.line}",
+            )  # fmt: skip
+        else:
+            self.report.add(
+                span, "undefined", f"{name} is {role} here, and nothing defines it before",
+                f"Compute it above line {span.line}, or `Copy {name} from global to shared`",
+            )  # fmt: skip
+        self._hold(name, Memory.REGISTER)  # said once
+
+    def _second(self, name: str, span: Span) -> None:
+        """Report a second operand or argument that is neither a tile nor a known scalar."""
+        if self.state.held.get(name, set()) - {Memory.GLOBAL} or name in self.running:
+            return
+        if name in self.known or is_scale(name) or is_root_of_dim(name):
+            return
+        if name in self.facts.written | self.facts.loaded:
+            self._tile(name, span, "an operand")
+            return
+        allocated = self.subject.allocated(name, Memory.REGISTER) is not None
+        if not self.code or (allocated and self.softmax):
+            return  # a sketch leaves scalars open, and a Softmax keeps alpha and l itself
+        self.report.add(
+            span, "undeclared", f"{name} is used and declared nowhere",
+            f"Write `Param {name} = NUMBER`, or Allocate {name} in global and Copy it",
+        )  # fmt: skip
+
+    def _names(self, exprs: tuple[Expr, ...], span: Span, bound: bool = False) -> None:
+        """Report names of bounds and conditions that nothing gives a value."""
+        if not self.code:
+            return
+        for name in dict.fromkeys(n for e in exprs for n in names_in(e)):
+            loose = bound and name.startswith(("window_", "split_", "num_splits"))
+            if name in self.known or name in self.state.loops or loose:
+                continue
+            self.report.add(
+                span, "undeclared", f"{name} is used and declared nowhere",
+                f"Write `Param {name} = NUMBER`, or use N for the number of keys",
+            )  # fmt: skip
+
+    def _result(self, name: str, span: Span, source: str | None = None) -> None:
+        """Note that a Compute gives `name`, which TL code must have allocated."""
+        if (
+            self.code
+            and self.subject.allocated(name, Memory.REGISTER) is None
+            and not self.state.held.get(name, set()) - {Memory.GLOBAL}
+        ):
+            self.report.add(
+                span, "undeclared-output", f"{name} is computed but not allocated",
+                f"Write `Allocate {name} in register (BM, BN) as f32`",
+            )  # fmt: skip
+        self._hold(name, Memory.REGISTER)
+        if source is not None and source != name:
+            for known in (self.state.softened, self.state.scaled):
+                if source in known:
+                    known[name] = known[source]
+            if source in self.state.reshaped:
+                self.state.reshaped.add(name)
+
+    # ---- Copy ------------------------------------------------------------------------------------
+
+    def _copy(self, stmt: Copy) -> None:
+        if stmt.src is None:
+            self._tile(stmt.name, stmt.span, "copied")
+            if stmt.target is not None:
+                self._result(stmt.target, stmt.span, stmt.name)
+            return
+        assert stmt.dst is not None
+        if stmt.src is stmt.dst:
+            self.report.add(
+                stmt.span, "same-level", f"{stmt.name} is copied from {stmt.src} to {stmt.dst}",
+                "Take it out, or name another memory",
+            )  # fmt: skip
+        if Memory.GLOBAL in (stmt.src, stmt.dst):
+            self._global_copy(stmt)
+        if stmt.src is not Memory.GLOBAL:
+            self._source_level(stmt)
+        if stmt.dst is not Memory.GLOBAL:
+            self._hold(stmt.target or stmt.name, stmt.dst)
+            self.state.reshaped.discard(stmt.name)
+
+    def _source_level(self, stmt: Copy) -> None:
+        assert stmt.src is not None
+        held = self.state.held.get(stmt.name, set()) - {Memory.GLOBAL}
+        if stmt.src in held or stmt.name in self.running:
+            return
+        if not held:
+            self._tile(stmt.name, stmt.span, "copied")
+            return
+        where = " and ".join(sorted(held))
+        self.report.add(
+            stmt.span, "wrong-level", f"{stmt.name} is in {where}, not in {stmt.src}",
+            f"Write `from {sorted(held)[0]}`, or Copy {stmt.name} to {stmt.src} before",
+        )  # fmt: skip
+
+    def _global_copy(self, stmt: Copy) -> None:
+        query = is_query_name(stmt.name)
+        rows = "(M, D)" if query else "(N, D)"
+        if self.code and self.subject.allocated(stmt.name, Memory.GLOBAL) is None:
+            alike = [
+                a.name
+                for a in self.subject.allocations
+                if a.memory is Memory.GLOBAL and a.name.split("_")[0] == stmt.name.split("_")[0]
+            ]
+            named = f"; {alike[0]} has" if alike else ""
+            hint = f"Write `Allocate {stmt.name} in global {rows} with offset "
+            hint += f"{stmt.name.lower()}_offset`"
+            if alike:
+                hint = f"Call the tensor and its tile by one name, or: {hint[0].lower()}{hint[1:]}"
+            self.report.add(
+                stmt.span, "global-not-allocated",
+                f"{stmt.name} has no `Allocate {stmt.name} in global`{named}", hint,
+            )  # fmt: skip
+        loads = stmt.src is Memory.GLOBAL
+        if self.code and loads and not stmt.coords and not stmt.index:
+            self.report.add(
+                stmt.span, "missing-coordinate", f"Copy {stmt.name} does not say which tile",
+                f"Write `{place_of(stmt.name, query)}`",
+            )  # fmt: skip
+        if self.code and loads and not stmt.shape and stmt.name not in self.facts.scalars:
+            assert stmt.dst is not None
+            if self.subject.allocated(stmt.name, stmt.dst) is None:
+                self.report.add(
+                    stmt.span, "missing-shape", f"Copy {stmt.name} does not say its tile's shape",
+                    f"Write `{place_of(stmt.name, query)}`",
+                )  # fmt: skip
+        defined = self.known | set(self.state.loops)
+        for coord in stmt.coords:
+            for name in names_in(coord.index):
+                if name in defined:
+                    continue
+                self.report.add(
+                    stmt.span, "unknown-coordinate",
+                    f"the coordinate {coord.axis} = {name} is no loop variable and no block index",
+                    f"Use a variable of a loop around it, or block_idx: `[{coord.axis} = i]`",
+                )  # fmt: skip
+
+    # ---- Compute ---------------------------------------------------------------------------------
+
+    def _gemm(self, stmt: Gemm) -> None:
+        for operand in (stmt.a, stmt.b):
+            self._tile(operand.name, stmt.span, "a GEMM operand")
+        first, second = stmt.a.name, stmt.b.name
+        held = self.state.held.get(first, set())
+        if (
+            self.code
+            and first in self.facts.products
+            and first not in self.state.reshaped
+            and Memory.SHARED not in held
+        ):
+            self.report.add(
+                stmt.span, "missing-reshape",
+                f"{first} is the output of a GEMM and is no A operand yet",
+                f"Write `{_RESHAPE.format(first)}` right before this GEMM",
+            )  # fmt: skip
+        if second in self.facts.products and Memory.SHARED not in self.state.held[second]:
+            self.report.add(
+                stmt.span, "operand-in-registers",
+                f"{second} is in registers, and a GEMM reads its second operand from shared",
+                f"Write `Copy {second} from register to shared` before it",
+            )  # fmt: skip
+        if stmt.accumulate:
+            known = self.state.held.get(stmt.out, set()) - {Memory.GLOBAL}
+            if (
+                self.code
+                and not known
+                and self.subject.allocated(stmt.out, Memory.REGISTER) is None
+            ):
+                self.report.add(
+                    stmt.span, "uninitialised-accumulator",
+                    f"{stmt.out} is accumulated into and never initialised",
+                    f"Write `Allocate {stmt.out} in register (BM, D) as f32`",
+                )  # fmt: skip
+            self._hold(stmt.out, Memory.REGISTER)
+            return
+        self._result(stmt.out, stmt.span)
+        for known_lines in (self.state.softened, self.state.scaled):
+            known_lines.pop(stmt.out, None)
+        self.state.reshaped.discard(stmt.out)
+
+    def _custom(self, stmt: Custom) -> None:
+        if stmt.op == "Fill":
+            self._result(stmt.name, stmt.span)
+            return
+        self._tile(stmt.name, stmt.span, f"what {stmt.op} works on")
+        match stmt.op:
+            case "Mask":
+                self._mask(stmt)
+            case "Softmax":
+                self._softmax(stmt)
+            case op if op in ROW_OPS and stmt.out is None:
+                self.report.add(
+                    stmt.span, "missing-output", f"{op} gives a row vector and does not name it",
+                    f"Write `Compute {op} {stmt.name} and get m_new`",
+                )  # fmt: skip
+            case "Max" | "Min" if not stmt.args:
+                self.report.add(
+                    stmt.span, "missing-argument", f"{stmt.op} takes two tiles",
+                    f"Write `Compute {stmt.op} m, m_cur and get m_new`",
+                )  # fmt: skip
+            case "Cast":
+                pass  # its argument is a type
+            case _:
+                for arg in stmt.args:
+                    for name in names_in(arg):
+                        self._second(name, stmt.span)
+        self._scaling(stmt, stmt.name)
+        if stmt.op not in ROW_OPS:
+            self._result(stmt.out or stmt.name, stmt.span, stmt.name)
+        elif stmt.out is not None:
+            self._result(stmt.out, stmt.span)
+        if stmt.op == "Softmax":
+            self.state.softened[stmt.out or stmt.name] = stmt.span.line
+            self.state.softened[stmt.name] = stmt.span.line
+
+    def _mask(self, stmt: Custom) -> None:
+        for kind in stmt.args:
+            name = kind.id if isinstance(kind, Name) else ""
+            name = kind.function if isinstance(kind, Call) else name
+            if name not in MASK_KINDS:
+                self.report.add(stmt.span, "unknown-mask", "this is no kind of mask", _MASK_HINT)
+            elif isinstance(kind, Call):
+                if name == "window" and len(kind.args) not in (0, 2):
+                    self.report.add(
+                        stmt.span, "unknown-mask", "a window has two sides",
+                        "Write `window(l, r)`: l keys to the left and r to the right",
+                    )  # fmt: skip
+                for arg in kind.args:
+                    for inner in names_in(arg):
+                        self._second(inner, stmt.span)
+        line = self.state.softened.get(stmt.name)
+        if line is not None:
+            self.report.add(
+                stmt.span, "mask-after-softmax",
+                f"{stmt.name} is masked after its Softmax on line {line}",
+                f"Move the Mask above line {line}",
+            )  # fmt: skip
+
+    def _softmax(self, stmt: Custom) -> None:
+        name = stmt.name
+        if (line := self.state.softened.get(name)) is not None:
+            self.report.add(
+                stmt.span, "softmax-twice", f"{name} had its Softmax on line {line} already",
+                "Take one of them out",
+            )  # fmt: skip
+            return
+        sources = [s for s in walk(self.facts.block) if isinstance(s, Gemm) and s.out == name]
+        chained = any(s.a.name in self.facts.products for s in sources)
+        if name in self.facts.products and not chained:
+            return
+        if name not in self.facts.written:
+            return  # already said to be undefined
+        what = "an output" if chained else "no product of Q and K"
+        self.report.add(
+            stmt.span, "softmax-not-scores", f"Softmax works on scores, and {name} is {what}",
+            "Write `Compute GEMM Q, K.T and get S` and then `Compute Softmax S`",
+        )  # fmt: skip
+
+    def _scaling(self, stmt: Arith | Custom, name: str) -> None:
+        if scale_factor(stmt, self.context) is None:
+            return
+        if name not in self.facts.products and not self._feeds_scores(name):
+            return
+        targets = {name} | self._scores_from(name)
+        for target in sorted(targets):
+            if (line := self.state.scaled.get(target)) is not None:
+                self.report.add(
+                    stmt.span, "scale-twice",
+                    f"{target} is scaled here and on line {line} already",
+                    "Take one of them out: the problem's scale is applied once",
+                )  # fmt: skip
+                return
+        for target in targets:
+            self.state.scaled[target] = stmt.span.line
+        if (line := self.state.softened.get(name)) is not None:
+            self.report.add(
+                stmt.span, "scale-after-softmax",
+                f"{name} is scaled after its Softmax on line {line}",
+                f"Move the scaling above line {line}",
+            )  # fmt: skip
+
+    def _feeds_scores(self, name: str) -> bool:
+        return bool(self._scores_from(name))
+
+    def _scores_from(self, name: str) -> set[str]:
+        """Return the outputs of the GEMMs that read `name`, when it is loaded from global."""
+        if name not in self.facts.loaded:
+            return set()
+        return {
+            s.out
+            for s in walk(self.facts.block)
+            if isinstance(s, Gemm) and name in (s.a.name, s.b.name)
+            and s.a.name not in self.facts.products
+        }  # fmt: skip
+
+    def _reshape(self, stmt: Reshape) -> None:
+        source = stmt.src[:2] == ("MMA_C", "MMA_M") and bool(stmt.src[2])
+        goal = stmt.dst[:2] == ("MMA_A", "MMA_M") and bool(stmt.dst[2])
+        if not (source and goal):
+            self.report.add(
+                stmt.span, "bad-fragment",
+                f"Reshape {stmt.name} goes from the fragment of an accumulator to that of an "
+                "A operand, and these are not their names",
+                f"Write `{_RESHAPE.format(stmt.name)}`",
+            )  # fmt: skip
+        self._tile(stmt.name, stmt.span, "reshaped")
+        self.state.reshaped.add(stmt.name)
+
+    # ---- at the end of a kernel ------------------------------------------------------------------
+
+    def _ends(self) -> None:
+        block = self.facts.block
+        if not block:
+            return
+        read = {n for s in walk(block) for n in _read_apart(s)}
+        for stmt in walk(block):
+            if not isinstance(stmt, Gemm) or stmt.out in self.facts.stored | read:
+                continue
+            if stmt.accumulate:
+                hint = f"Write `Copy {stmt.out} (BM, D) in coordinate [L = block_idx] from "
+                self.report.add(
+                    stmt.span, "never-stored", f"{stmt.out} is accumulated and never copied back",
+                    hint + "register to global` after the loop",
+                )  # fmt: skip
+            else:
+                self.report.add(
+                    stmt.span, "never-used", f"{stmt.out} is computed and never used",
+                    f"Use it, or `Copy {stmt.out} from register to global`",
+                )  # fmt: skip
+        if not self.facts.stored and not self.report.has("never-stored"):
+            self.report.add(
+                block[-1].span, "no-output", "nothing is copied back to global memory",
+                "Write `Copy O (BM, D) in coordinate [L = block_idx] from register to global`",
+            )  # fmt: skip
+
+
+def _read_apart(stmt: Stmt) -> frozenset[str]:
+    """Return the names a statement reads for another's sake than its own."""
+    if isinstance(stmt, Gemm):
+        return frozenset({stmt.a.name, stmt.b.name})
+    if isinstance(stmt, Arith) and stmt.out == stmt.a:
+        return frozenset({stmt.b} if isinstance(stmt.b, str) and stmt.b != stmt.a else ())
+    if isinstance(stmt, Custom) and stmt.out in (None, stmt.name):
+        return frozenset(n for a in stmt.args for n in names_in(a))
+    return frozenset() if isinstance(stmt, Reshape) else reads(stmt)
+
+
+def unwritten_tensors(subject: Subject, report: Report) -> None:
+    """Report tensors that are allocated in global and neither read nor written."""
+    moved = {
+        s.name
+        for b in subject.kernels
+        for s in walk(b)
+        if isinstance(s, Copy) and Memory.GLOBAL in (s.src, s.dst)
+    }
+    used = {n for b in subject.kernels for s in walk(b) for n in reads(s)}
+    for a in subject.allocations:
+        if a.memory is Memory.GLOBAL and a.name not in moved | used:
+            report.add(
+                a.span, "never-moved", f"{a.name} is allocated in global and never copied",
+                f"Copy {a.name} from or to global, or take the Allocate out",
+            )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Bytes of shared memory that a bound program asks for, buffer by buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.tl.ast import Copy, Kernel, Memory, Program
+from codegen.tl.flow import places
+from codegen.tl.normalise import scores_of
+from space.constraints import row_pitch_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One shared-memory buffer: `copies` tiles of `tile_bytes` each."""
+
+    name: str
+    tile_bytes: int
+    copies: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all its tiles."""
+        return self.tile_bytes * self.copies
+
+    def __str__(self) -> str:
+        times = f"{self.copies} x " if self.copies > 1 else ""
+        return f"{self.name} {times}{self.tile_bytes}"
+
+
+def buffers(program: Program, kernel: Kernel) -> tuple[Buffer, ...]:
+    """Return the shared-memory buffers of one kernel at the program's parameters."""
+    swizzle, stages = program.param("swizzle", 128), program.param("stages", 1)
+    in_loop = {
+        p.stmt.name
+        for p in places(kernel.body)
+        if isinstance(p.stmt, Copy) and p.stmt.dst is Memory.SHARED and p.loops
+        and p.stmt.src is Memory.GLOBAL
+    }  # fmt: skip
+    found = [
+        Buffer(
+            t.name,
+            t.rows * row_pitch_bytes(t.columns, swizzle),
+            stages if t.name in in_loop else 1,
+        )
+        for t in kernel.tiles
+        if t.memory is Memory.SHARED
+    ]
+    if not program.param("p_in_registers", 1):
+        for name in scores_of(kernel.body):
+            tile = kernel.tile(name, Memory.REGISTER)
+            if tile is not None and kernel.tile(name, Memory.SHARED) is None:
+                size = tile.rows * row_pitch_bytes(tile.columns, 0)
+                found.append(Buffer(name, size, 1))
+    return tuple(found)
+
+
+def smem_bytes(program: Program, kernel: Kernel) -> int:
+    """Return the shared memory one block of a kernel needs.
+
+    With Q in registers, the keys' buffers lie over Q's, which is read before they are filled.
+    """
+    resident = staged = scores = 0
+    score_names = set(scores_of(kernel.body))
+    loaded = {
+        p.stmt.name
+        for p in places(kernel.body)
+        if isinstance(p.stmt, Copy) and p.stmt.dst is Memory.SHARED and p.loops
+    }
+    for buffer in buffers(program, kernel):
+        if buffer.name in score_names:
+            scores += buffer.bytes
+        elif buffer.name in loaded:
+            staged += buffer.bytes
+        else:
+            resident += buffer.bytes
+    if program.param("q_in_registers", 0):
+        return max(resident, staged) + scores
+    return resident + staged + scores

@@ -22,7 +22,8 @@ from codegen.kernel import Cubin, KernelSource
 from codegen.ptxas import parse_resources, serialised_wgmma
 
 FILE_NAME = "kernel.cu"
-OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
+# NVRTC's own cache answers a repeated source without the assembler's report; ours keeps it.
+OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
 
 
 def compile_source(source: KernelSource, arch: str, cache: Path | None = None) -> Cubin:

@@ -1,0 +1,325 @@
+"""The command line: help, bad input, exit codes, JSON lines, the small commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_machine import CAUSAL, FULL, FakeMachine
+
+from runs.record import Rejected, Stage, TrialClass
+from space.gpu import GPUS
+from space.legal import legal_points
+from tuner.cli import main
+
+ROOT = Path(__file__).parents[2]
+SHAPE = "1,16,16,4096,4096,128,128"
+#: K where K.T is meant, and O never written
+FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
+GOOD = ["--variant", "mha", "--gpu", "h200", "--budget", "4"]
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fake() -> FakeMachine:
+    return FakeMachine(("NVIDIA H200",))
+
+
+# ---- help --------------------------------------------------------------------------------------
+
+
+def test_help_names_every_option_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for word in ("--variant", "--gpu", "--budget", "--phase", "--dtype", "--causal", "--shapes",
+                 "--proposer", "--sketch", "--measure", "--minutes", "--seed", "--workers",
+                 "--runs-dir", "--resume", "--json", "sketch", "check", "emit", "list", "doctor",
+                 "export"):  # fmt: skip
+        assert word in out, word
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "Usage: tune" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy_and_answers_at_once() -> None:
+    code = (
+        "import sys; from tuner.cli import main; main(['--help']); "
+        "heavy = {'torch', 'optuna', 'openai', 'numpy', 'joblib'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.3
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+BAD = {
+    "unknown variant": (["--variant", "mhx", "--gpu", "h200"], "mha, gqa, mqa, mla"),
+    "no variant": (["--gpu", "h200"], "--variant mha"),
+    "unknown gpu": (["--variant", "mha", "--gpu", "h900"], "t4, rtx8000, a100, l40s, h100, h200"),
+    "unknown dtype": ([*GOOD, "--dtype", "fp32"], "fp16, bf16"),
+    "bf16 on turing": (["--variant", "mha", "--gpu", "t4", "--dtype", "bf16"], "use --dtype fp16"),
+    "shape of words": ([*GOOD, "--shapes", "1,a,3"], "B,Hq,Hkv,Sq,Sk,D[,Dv]"),
+    "shape too short": ([*GOOD, "--shapes", "1,16,16,512,512"], "B,Hq,Hkv,Sq,Sk,D[,Dv]"),
+    "zero length": ([*GOOD, "--shapes", "1,16,16,0,512,64"], "at least 1"),
+    "heads": (
+        ["--variant", "gqa", "--gpu", "h200", "--shapes", "1,30,8,512,512,64"],
+        "Hq=30 is not a multiple of Hkv=8",
+    ),
+    "not this variant": ([*GOOD, "--shapes", "1,16,8,512,512,64"], "use gqa"),
+    "head dim too large": ([*GOOD, "--shapes", "1,16,16,512,512,264"], "from 16 to 256"),
+    "head dim off the step": ([*GOOD, "--shapes", "1,16,16,512,512,100"], "multiple of 8"),
+    "no such shape file": ([*GOOD, "--shapes", "nowhere.txt"], "nor a file of shapes"),
+    "budget 0": (["--variant", "mha", "--gpu", "h200", "--budget", "0"], "at least 1"),
+    "budget of words": (["--variant", "mha", "--gpu", "h200", "--budget", "many"], "'--budget'"),
+    "minutes 0": ([*GOOD, "--minutes", "0"], "more than 0"),
+    "minutes nan": ([*GOOD, "--minutes", "nan"], "more than 0"),
+    "decode": ([*GOOD, "--phase", "decode"], "use --phase prefill"),
+    "proposer": ([*GOOD, "--proposer", "oracle"], "known proposers: builtin"),
+    "measure": ([*GOOD, "--measure", "guess"], "auto, device, model"),
+    "workers 0": ([*GOOD, "--workers", "0"], "at least 1"),
+    "workers ray": ([*GOOD, "--workers", "ray"], "not in this version"),
+    "negative seed": ([*GOOD, "--seed", "-1"], "0 or more"),
+    "no such sketch": ([*GOOD, "--sketch", "none.tl"], "no sketch file none.tl"),
+    "not a run": (["--resume", "nowhere"], "not a run folder"),
+    "resume another variant": (["--resume", "nowhere", "--variant", "mla"], "leave --variant out"),
+    "unknown option": ([*GOOD, "--fast"], "--fast"),
+    "unknown command": (["tunes"], "tunes"),
+}
+
+
+@pytest.mark.parametrize("args, said", BAD.values(), ids=list(BAD))
+def test_bad_input_is_one_line_and_nothing_is_written(
+    args: list[str], said: str, nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args, fake().machine()) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1, err
+    assert said in err
+    assert list(nowhere.iterdir()) == []
+
+
+def test_a_faulty_sketch_gives_every_fault_with_its_line(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "bad.tl").write_text(FAULTY)
+    assert main([*GOOD, "--sketch", "bad.tl"], fake().machine()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    assert all("line " in line for line in lines)
+    assert not (nowhere / "runs").exists()
+
+
+def test_a_sketch_under_the_wrong_mask_is_refused(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "s.tl").write_text(FULL)
+    assert main([*GOOD, "--sketch", "s.tl", "--causal"], fake().machine()) == 2
+    assert "has no causal mask; use --no-causal" in capsys.readouterr().err
+
+
+def test_a_sketch_whose_params_fit_nowhere_is_refused(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "s.tl").write_text("Param BM in {256}\nParam warps in {2}\n" + FULL)
+    assert main([*GOOD, "--sketch", "s.tl"], fake().machine()) == 2
+    err = capsys.readouterr().err
+    assert "no configuration of mha-bf16" in err and "rows_per_warp" in err
+    assert not (nowhere / "runs").exists()
+
+
+def test_faults_of_a_shape_file_name_its_line(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "shapes.txt").write_text(f"# mine\n{SHAPE}\n1,16,3,512,512,64\n")
+    assert main([*GOOD, "--shapes", "shapes.txt"], fake().machine()) == 2
+    assert "shapes.txt line 3" in capsys.readouterr().err
+
+
+def test_measuring_without_the_card_is_exit_code_3(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GOOD, "--measure", "device"], FakeMachine().machine()) == 3
+    assert "--measure model" in capsys.readouterr().err
+    assert list(nowhere.iterdir()) == []
+
+
+def test_nothing_correct_is_exit_code_1(nowhere: Path) -> None:
+    wrong = Rejected(TrialClass.WRONG_OUTPUT, Stage.VERIFY, "off by one")
+    machine = FakeMachine(("NVIDIA H200",), lambda c: wrong).machine()
+    assert main([*GOOD, "--shapes", SHAPE], machine) == 1
+
+
+# ---- the main job ------------------------------------------------------------------------------
+
+
+def spec_of(run_dir: Path) -> dict[str, object]:
+    (spec,) = run_dir.glob("*/spec.json")
+    loaded = json.loads(spec.read_text())["spec"]
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def test_several_shapes_follow_one_option_and_both_masks_are_tuned(nowhere: Path) -> None:
+    words = ["--shapes", SHAPE, "2,16,16,2048,2048,128", "--budget", "4"]
+    assert main(["--variant", "mha", "--gpu", "h200", *words], fake().machine()) == 0
+    shapes = spec_of(nowhere / "runs")["shapes"]
+    assert isinstance(shapes, list) and len(shapes) == 4
+    assert [s["causal"] for s in shapes] == [False, False, True, True]
+
+
+def test_one_mask_when_it_is_named(nowhere: Path) -> None:
+    assert main([*GOOD, "--shapes", SHAPE, "--causal"], fake().machine()) == 0
+    shapes = spec_of(nowhere / "runs")["shapes"]
+    assert isinstance(shapes, list) and [s["causal"] for s in shapes] == [True]
+
+
+def test_the_card_present_and_its_dtype_are_the_defaults(nowhere: Path) -> None:
+    turing = FakeMachine(("Tesla T4",))
+    words = ["--variant", "mha", "--budget", "3", "--shapes", SHAPE]
+    assert main(words, turing.machine()) == 0
+    spec = spec_of(nowhere / "runs")
+    assert (spec["gpu"], spec["dtype"], spec["measure"]) == ("t4", "fp16", "measured")
+
+
+def test_no_gpu_named_and_none_here_lists_them(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--variant", "mha"], FakeMachine().machine()) == 2
+    assert "t4, rtx8000" in capsys.readouterr().err
+
+
+def test_a_sketch_decides_the_mask(nowhere: Path) -> None:
+    (nowhere / "c.tl").write_text(CAUSAL)
+    assert main([*GOOD, "--shapes", SHAPE, "--sketch", "c.tl"], fake().machine()) == 0
+    shapes = spec_of(nowhere / "runs")["shapes"]
+    assert isinstance(shapes, list) and [s["causal"] for s in shapes] == [True]
+
+
+def test_json_lines_are_whole_and_end_with_a_summary(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GOOD, "--shapes", SHAPE, "--json"], fake().machine()) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [e["event"] for e in events]
+    assert kinds[0] == "briefing" and kinds[-1] == "summary"
+    assert kinds.count("trial") == 4
+    assert all(e["trial_class"] == "ok" for e in events if e["event"] == "trial")
+    assert {b["basis"] for b in events[-1]["best"]} == {"measured"}
+    assert len(events[-1]["best"]) == 2
+
+
+# ---- the small commands ------------------------------------------------------------------------
+
+
+def test_check_of_a_clean_file(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (nowhere / "s.tl").write_text(CAUSAL)
+    assert main(["check", "s.tl"]) == 0
+    assert "no faults" in capsys.readouterr().out
+
+
+def test_check_prints_all_faults_and_exits_1(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "s.tl").write_text(FAULTY)
+    assert main(["check", "s.tl"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 2 and all(line.startswith("s.tl: line ") for line in lines)
+
+
+def test_check_of_no_file_is_a_usage_error(nowhere: Path) -> None:
+    assert main(["check", "none.tl"]) == 2
+
+
+def test_sketch_prints_what_check_accepts(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for mask in ("--causal", "--no-causal"):
+        assert main(["sketch", "--variant", "mla", mask]) == 0
+        (nowhere / "s.tl").write_text(capsys.readouterr().out)
+        assert main(["check", "s.tl"]) == 0
+        capsys.readouterr()
+
+
+def test_emit_takes_what_is_given_and_seeds_for_the_rest(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "s.tl").write_text(CAUSAL)
+    assert main(["emit", "s.tl", "--gpu", "l40s", "-p", "BM=64", "-p", "BN=32"]) == 0
+    first = capsys.readouterr().out
+    assert "Copy K (32, 64)" in first
+    assert main(["emit", "s.tl", "--gpu", "l40s", "-p", "BM=64", "-p", "BN=32"]) == 0
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-p", "BX=3"], "unknown parameter 'BX'"),
+        (["-p", "BM=77"], "BM=77 is not one of"),
+        (["-p", "BM"], "not NAME=NUMBER"),
+        (["-p", "BM=256", "-p", "warps=2"], "rows_per_warp"),
+        (["--head-dim", "x"], "D or D,Dv"),
+        (["--head-dim", "300"], "from 16 to 256"),
+    ],
+)
+def test_emit_refuses_in_one_line(
+    words: list[str], said: str, nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "s.tl").write_text(FULL)
+    assert main(["emit", "s.tl", "--gpu", "l40s", *words]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1 and said in err
+
+
+def test_list_counts_what_the_search_would_take(capsys: pytest.CaptureFixture[str]) -> None:
+    from space.constraints import space_for
+    from space.variant import DType, Problem
+
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    problem = Problem("mla", DType.FP16, 192, 128, False)
+    count = len(legal_points(problem, GPUS["l40s"], space_for(problem, GPUS["l40s"])))
+    (row,) = [x for x in out.splitlines() if " mla " in x and " l40s " in x]
+    assert str(count) in row and "bf16" in row
+    assert all("bf16" not in x for x in out.splitlines() if " t4 " in x)
+
+
+def test_doctor_names_a_remedy_for_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import codegen.headers
+    from codegen.errors import ToolchainMissing
+
+    def absent() -> None:
+        raise ToolchainMissing("CuTe headers not found; pip install nvidia-cutlass==4.2.0.0")
+
+    monkeypatch.setattr(codegen.headers, "find_headers", absent)
+    assert main(["doctor"]) == 3
+    out = capsys.readouterr().out
+    assert "MISSING" in out and "mend with: pip install nvidia-cutlass==4.2.0.0" in out
+
+
+def test_export_of_what_is_no_run(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "nowhere", "--out", "kernels"]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+    assert list(nowhere.iterdir()) == []

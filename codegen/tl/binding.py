@@ -66,6 +66,11 @@ from space.variant import Problem
 
 _INDICES = frozenset({BLOCK_ROW, BLOCK_COLUMN, SPLIT, *SPLIT_BOUNDS, "M", "N"})
 _DEFAULT_BK = 32
+#: spellings of the problem's tensors, lower case
+_ROLES = {
+    "q": "Q", "query": "Q", "k": "K", "key": "K", "v": "V", "value": "V",
+    "o": "O", "out": "O", "output": "O", "o_out": "O", "o_final": "O", "o_norm": "O",
+}  # fmt: skip
 _F32 = frozenset({"f32", "fp32", "float", "float32"})
 
 
@@ -121,6 +126,7 @@ class _KernelBinder:
     def bind(self) -> Kernel:
         """Run every pass and return the kernel."""
         self._name_workspaces()
+        self._name_tensors()
         self._normalise()
         self.loops = loop_kinds(self.block)
         self.kinds = row_kinds(self.block)
@@ -184,6 +190,23 @@ class _KernelBinder:
             return stmt
 
         self.block = rewrite(self.block, place)
+
+    def _name_tensors(self) -> None:
+        """Give the problem's tensors their names, however the sketch spells them."""
+        moved = [
+            s.name
+            for s in walk(self.block)
+            if isinstance(s, Copy) and Memory.GLOBAL in (s.src, s.dst)
+        ]
+        names: dict[str, str] = {}
+        for name in dict.fromkeys(moved):
+            role = _ROLES.get(name.lower())
+            if role and role != name and role not in moved and role not in names.values():
+                names[name] = role
+        self.block = rename(self.block, names)
+        self.allocations = tuple(
+            replace(a, name=names.get(a.name, a.name)) for a in self.allocations
+        )
 
     def _normalise(self) -> None:
         scale = self.problem.head_dim**-0.5

@@ -27,6 +27,10 @@ from codegen.tl.subject import INDEX_NAMES, Facts, Subject, facts_of, place_of
 from codegen.tl.vocabulary import MASK_KINDS, ROW_OPS, is_root_of_dim, is_scale
 
 _RESHAPE = "Reshape {0} from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)"
+#: how many arguments an operator takes besides its tile, where it takes any
+_ARGUMENTS = {
+    "Scale": 1, "Softcap": 1, "Max": 1, "Min": 1, "RowMax": 1, "Rescale": 1, "Normalize": 1,
+}  # fmt: skip
 _MASK_HINT = "Write `Compute Mask S, causal`, `window(l, r)`, `bias(B)` or `padding`"
 
 
@@ -328,6 +332,11 @@ class _Walk:
         if stmt.op == "Fill":
             self._result(stmt.name, stmt.span)
             return
+        if stmt.op in ("Rescale", "Normalize") and not stmt.args and not self.softmax:
+            self.report.add(
+                stmt.span, "missing-argument", f"{stmt.op} {stmt.name} does not say by what",
+                f"Write `Compute {stmt.op} {stmt.name}, {'l' if stmt.op[0] == 'N' else 'alpha'}`",
+            )  # fmt: skip
         self._tile(stmt.name, stmt.span, f"what {stmt.op} works on")
         match stmt.op:
             case "Mask":
@@ -346,6 +355,11 @@ class _Walk:
                 )  # fmt: skip
             case "Cast":
                 pass  # its argument is a type
+            case op if len(stmt.args) > _ARGUMENTS.get(op, 0):
+                self.report.add(
+                    stmt.span, "extra-argument", f"{op} takes fewer arguments",
+                    f"Write `Compute {op} {stmt.name}` and what goes with it as its own statement",
+                )  # fmt: skip
             case _:
                 for arg in stmt.args:
                     for name in names_in(arg):

@@ -19,6 +19,7 @@ _PYTHON = re.compile(
     r"|\brange\(|\btorch\.|\btl\.|\btriton\b|\bnp\.|^\s*@\w+|\blambda\b\s*\w*\s*:|\bself\."
     r"|^\s*\w+(\[.*\])?\s*(\+|-|\*|/|@)?=[^=]"
 )
+_MOVES = re.compile(r"\b(from|to|in(to)?) (global|shared|registers?|smem|gmem)\b")
 _REMEDIES = (
     (re.compile(r"store|write|save", re.I), "Write `Copy O from register to global`"),
     (
@@ -60,6 +61,9 @@ def kind_of(text: str) -> str:
         return "CUDA"
     if _PYTHON.search(text) and first_word(text) not in STATEMENT_WORDS:
         return "Python"
+    word = first_word(text).lower()
+    if word in (w.lower() for w in STATEMENT_WORDS) or _MOVES.search(text):
+        return "statement"
     # a sentence ends like one and has many words, none of them a call or an assignment
     words = text.split()
     if len(words) >= 4 and not re.search(r"\w\(|=|\[|;", text):

@@ -78,7 +78,8 @@ def is_statement(text: str) -> bool:
         case "end" | "else":
             return re.fullmatch(r"(for|if|loop)?", rest) is not None
         case "Copy" | "Compute" | "Reshape" | "Allocate" | "Param":
-            return re.match(r"(the|a|an|all|each|this|is|are|of)\b", rest) is None and rest != ""
+            article = r"(the|a|an|all|each|this|is|are|of)\s+(?!from\b|to\b|in\b|and\b)[A-Za-z]"
+            return re.match(article, rest) is None and rest != ""
         case _:
             return re.match(r"(until|for|the|is|are|on the|a)\b", rest) is None
 

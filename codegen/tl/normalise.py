@@ -121,7 +121,8 @@ def scale_factor(stmt: Stmt, context: Context) -> float | None:
     """Return 1.0 where a statement multiplies by the scale, log2(e) by scale_log2, else None."""
     match stmt:
         case Custom(op="Scale"):
-            return _factor(stmt.args[0] if stmt.args else Name(SCALE), context)
+            factor = _factor(stmt.args[0] if stmt.args else Name(SCALE), context)
+            return 1.0 if factor is None else factor  # whatever it is called, it is the scale
         case Arith(op="Multiply"):
             return _factor(Name(stmt.b) if isinstance(stmt.b, str) else Num(stmt.b), context)
         case Arith(op="Divide", b=str(root)) if is_root_of_dim(root):
@@ -180,12 +181,18 @@ def carry_implied_maxima(block: Block) -> Block:
 
 
 def join_running_max(block: Block) -> Block:
-    """`RowMax S and get m_new` that then replaces m is the running maximum: it includes m."""
+    """`RowMax S and get m_new` that then replaces m is the running maximum: it includes m.
+
+    So is `RowMax S, m and get m_new`.
+    """
     joined = {s.out or s.name for s in walk(block) if isinstance(s, Custom) and s.op == "Max"}
     carried = {s.name: s.target for s in walk(block) if isinstance(s, Copy) and s.target}
 
     def change(stmt: Stmt) -> Stmt | Block:
         if isinstance(stmt, Custom) and stmt.op == "RowMax":
+            if stmt.args:
+                join = Custom("Max", stmt.out or "", stmt.args, None, False, stmt.span)
+                return (replace(stmt, args=()), join)
             running = carried.get(stmt.out or "")
             if running and stmt.out not in joined and running not in joined:
                 join = Custom("Max", stmt.out or "", (Name(running),), None, False, stmt.span)
@@ -473,7 +480,10 @@ def _without_state(block: Block, accumulator: str, known: frozenset[str]) -> Blo
             case Custom(op="Rescale" | "Normalize", name=name) if name == accumulator:
                 return None
             case Arith(op="Multiply" | "Divide", a=a, b=str(b)) if a == accumulator:
-                return None if b not in defined else stmt
+                if b in defined:
+                    return stmt
+                # under another name it is a renaming, not a division
+                return None if stmt.out == a else Copy(a, target=stmt.out, span=stmt.span)
             case _:
                 return stmt
 

@@ -105,7 +105,21 @@ class _Reader:
         while len(self.stack) > 1 and line.indent <= self.stack[-1].line.indent:
             if first_word(line.text) == "else" and line.indent == self.stack[-1].line.indent:
                 return
+            self._unclosed(self.stack[-1])
             self._close()
+
+    def _unclosed(self, block: _Open) -> None:
+        """Report a block that should have an `end` and has none."""
+        if self.by_indent and block.colon:
+            return
+        self.diagnostics.append(
+            Diagnostic(
+                Span(block.line.number, block.line.indent + 1),
+                "missing-end",
+                f"`{block.line.text.strip()}` is never closed",
+                "Write `end` after the last statement inside it",
+            )
+        )
 
     def _close(self) -> None:
         block = self.stack.pop()
@@ -113,17 +127,7 @@ class _Reader:
 
     def _close_all(self) -> None:
         while len(self.stack) > 1:
-            block = self.stack[-1]
-            if not (self.by_indent and block.colon):
-                head = block.line.text.strip()
-                self.diagnostics.append(
-                    Diagnostic(
-                        Span(block.line.number, block.line.indent + 1),
-                        "missing-end",
-                        f"`{head}` is never closed",
-                        "Write `end` after the last statement inside it",
-                    )
-                )
+            self._unclosed(self.stack[-1])
             self._close()
 
     def _line(self, line: Line) -> None:

@@ -40,6 +40,7 @@ from codegen.tl.vocabulary import (
     BLOCK_ROW,
     is_block_column,
     is_block_row,
+    is_scale,
 )
 
 
@@ -56,12 +57,61 @@ def prepare(sketch: Sketch, declared: frozenset[str]) -> tuple[RawKernel, ...]:
     allocations = tuple(s for s in sketch.statements if isinstance(s, Allocate))
     rest = tuple(s for s in sketch.statements if not isinstance(s, Allocate | Param))
     kernels = []
-    for block in split_kernels(rest):
+    for block in split_kernels(commuted(rest)):
         block = rename_indices(block, declared)
         block = tile_names(block)
         block = _running_state(_direct_output(block))
-        kernels.append(RawKernel(allocations, _coordinates(block)))
+        block = _coordinates(_without_grid_loops(block))
+        kernels.append(RawKernel(allocations, block))
     return tuple(kernels)
+
+
+def commuted(block: Block) -> Block:
+    """`Multiply alpha, O and get new O` is `Multiply O, alpha and get new O`."""
+
+    def change(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, Arith) or stmt.op not in ("Add", "Multiply"):
+            return stmt
+        if not isinstance(stmt.b, str) or stmt.a == stmt.b:
+            return stmt
+        second_is_changed = stmt.b == stmt.out != stmt.a
+        if second_is_changed or (is_scale(stmt.a) and not is_scale(stmt.b)):
+            return replace(stmt, a=stmt.b, b=stmt.a)
+        return stmt
+
+    return rewrite(block, change)
+
+
+def _without_grid_loops(block: Block) -> Block:
+    """A loop around the whole kernel, over row blocks or heads, is the grid's."""
+    while True:
+        loops = [s for s in block if isinstance(s, For)]
+        outer = loops[0] if len(loops) == 1 else None
+        if outer is None or not any(
+            isinstance(s, Copy) and s.dst is Memory.GLOBAL for s in outer.body
+        ):
+            return block
+        used = {
+            n
+            for s in walk(outer.body)
+            if isinstance(s, Copy)
+            for c in s.coords
+            for n in names_in(c.index)
+        }
+        if outer.var in used or any(_loads_keys(s) for s in outer.body):
+            rows = outer.var in used and not any(_loads_keys(s) for s in outer.body)
+            inner = any(isinstance(s, For) for s in outer.body)
+            if not (rows and inner):
+                return block
+        elif not any(isinstance(s, For) for s in outer.body):
+            return block
+        at = block.index(outer)
+        body = rename(outer.body, {outer.var: BLOCK_ROW})
+        block = (*block[:at], *body, *block[at + 1 :])
+
+
+def _loads_keys(stmt: Stmt) -> bool:
+    return isinstance(stmt, Copy) and stmt.src is Memory.GLOBAL and is_key_name(stmt.name)
 
 
 def split_kernels(block: Block) -> tuple[Block, ...]:

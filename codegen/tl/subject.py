@@ -8,7 +8,7 @@ from codegen.tl.ast import Allocate, Copy, For, Gemm, Memory, Param, Sketch, wal
 from codegen.tl.evaluate import Params, read_params
 from codegen.tl.flow import Block, all_written, names_in
 from codegen.tl.normalise import derived
-from codegen.tl.prepare import rename_indices, scalar_loads, split_kernels
+from codegen.tl.prepare import commuted, rename_indices, scalar_loads, split_kernels
 from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS
 from space.params import Point
 from space.variant import Problem
@@ -58,7 +58,7 @@ def subject_of(sketch: Sketch, problem: Problem | None, point: Point | None) -> 
     """Return a sketch with what the checks need to know of it."""
     params = read_params(sketch, problem, point)
     rest = tuple(s for s in sketch.statements if not isinstance(s, Allocate | Param))
-    kernels = tuple(rename_indices(b, params.declared) for b in split_kernels(rest))
+    kernels = tuple(rename_indices(b, params.declared) for b in split_kernels(commuted(rest)))
     return Subject(sketch, params, problem, point, kernels)
 
 

@@ -76,11 +76,10 @@ def arith_operator(word: str) -> str | None:
 def nearest_operator(word: str) -> str:
     """Return the known operator whose spelling is closest to `word`."""
     key = word.replace("_", "").lower()
-    contained = [s for s in _SPELLINGS if len(s) > 2 and s in key]
-    if contained:
-        return _SPELLINGS[max(contained, key=len)][0]
     spellings = [*_SPELLINGS, *_ARITH_SPELLINGS, "gemm"]
-    found = difflib.get_close_matches(key, spellings, n=1, cutoff=0.0)[0]
+    close = difflib.get_close_matches(key, spellings, n=1, cutoff=0.75)
+    contained = sorted((s for s in spellings if len(s) > 2 and s in key), key=len)
+    found = (close or contained[-1:] or difflib.get_close_matches(key, spellings, 1, 0.0))[0]
     if found == "gemm":
         return "GEMM"
     return _SPELLINGS[found][0] if found in _SPELLINGS else _ARITH_SPELLINGS[found]

@@ -39,12 +39,15 @@ class LoadedKernel:
         if out.numel() == 0:
             return _nothing  # a grid of 0 blocks is an error, an empty output is not
         tensors = {"Q": q, "K": k, "V": v, "O": out}
+        check_sizes(q, k, v, out)
         for name, tensor in tensors.items():
             check_alignment(name, tensor)
         lengths = driver.problem_lengths(q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1])
         for w in self._source.workspaces:
             sizes = driver.workspace_shape(w.shape, lengths)
             tensors[w.name] = torch.full(sizes, math.nan, dtype=torch.float32, device=q.device)
+        for name in driver.ticket_names(self._source.launches):
+            tensors[name] = torch.zeros(1, dtype=torch.int32, device=q.device)
         call = driver.prepare(
             self._module, self._source.launches, tensors, lengths, {"scale": scale}
         )
@@ -57,6 +60,23 @@ class LoadedKernel:
 
 def _nothing() -> None:
     return None
+
+
+def check_sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+    """Raise LaunchError, naming the sizes, unless the four tensors are one attention problem."""
+    if k.shape[:3] != v.shape[:3]:
+        raise LaunchError(
+            f"K has [batch, rows, heads] {list(k.shape[:3])} and V {list(v.shape[:3])}; "
+            f"they must agree"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise LaunchError(
+            f"Q is {list(q.shape)} and K {list(k.shape)}; batch and head dim must agree"
+        )
+    if not k.shape[2] or q.shape[2] % k.shape[2]:
+        raise LaunchError(f"{q.shape[2]} query heads are no multiple of {k.shape[2]} KV heads")
+    if out.shape != (*q.shape[:3], v.shape[3]):
+        raise LaunchError(f"O is {list(out.shape)}, {[*q.shape[:3], v.shape[3]]} is right")
 
 
 def check_alignment(name: str, t: torch.Tensor) -> None:

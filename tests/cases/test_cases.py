@@ -1,0 +1,102 @@
+"""The real cases: in the interpreter where they are small, on the GPU where there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from tests.cases import run
+from tests.cases.case import DATA, LAYOUT, PLANNED, Case, load, out_of_scope, work
+from tests.cases.runners import InterpreterRunner, KernelRunner
+from tests.cases.verdict import FAIL, NOT_IN_SCOPE, PASS, Verdict
+from tuner.devices import device_names
+
+CASES = {case.id: case for case in load()}
+QUICK_WORK = 1 << 27
+
+
+def small(case: Case) -> bool:
+    """Whether the interpreter runs the case in about a second."""
+    if out_of_scope(case) is not None or case.kind in (*PLANNED, "guard"):
+        return False
+    if isinstance(case.raw["heads_kv"], dict):
+        return False
+    return max(work(check) for check in case.checks()) <= QUICK_WORK
+
+
+SMALL = [case.id for case in CASES.values() if small(case)]
+PLANNED_CASES = [case.id for case in CASES.values() if case.kind in PLANNED]
+
+
+def test_every_case_is_there_and_understood() -> None:
+    assert len(CASES) == 64
+    for case in CASES.values():
+        if out_of_scope(case) is None and case.kind not in PLANNED:
+            assert case.raw["input_distribution"] in DATA, case.id
+            assert case.raw["layout_stride_notes"] in LAYOUT, case.id
+
+
+def test_what_is_left_out_is_left_out_for_a_known_reason() -> None:
+    reasons = Counter(filter(None, map(out_of_scope, CASES.values())))
+    assert reasons == {
+        "fp32 operands": 2,
+        "mask 'additive [0,-1]'": 1,
+        "absorbed MLA decode (576/512)": 2,
+    }
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_interpreter(name: str) -> None:
+    verdict = run.judge(CASES[name], InterpreterRunner())
+    assert verdict.state == PASS, verdict.why
+
+
+@pytest.mark.parametrize("name", PLANNED_CASES)
+def test_planner(name: str) -> None:
+    verdict = run.judge(CASES[name], InterpreterRunner())
+    assert verdict.state == PASS, verdict.why
+
+
+def test_enough_cases_fit_the_interpreter() -> None:
+    assert len(SMALL) >= 20
+    assert {"causal-br-5x2", "bf16-huge-equal", "tail-logits-very-negative"} <= set(SMALL)
+
+
+def test_a_wrong_scale_fails() -> None:
+    case = CASES["headdim-40"]
+    wrong = dataclasses.replace(case, raw={**case.raw, "scale": 0.0})
+
+    class PaddedScale(InterpreterRunner):
+        def prepare(self, problem, window):  # type: ignore[no-untyped-def]
+            inner = super().prepare(problem, window)
+            return lambda q, k, v, out, scale: inner(q, k, v, out, 1 / 8)
+
+    assert run.judge(wrong, PaddedScale()).state == FAIL
+
+
+def test_the_script_prints_one_line_a_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--runner", "interpreter", "--only", "causal-br-2x5,finfo-min-bias-row"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("causal-br-2x5: pass")
+    assert lines[1] == "finfo-min-bias-row: not in scope (fp32 operands)"
+    assert lines[2] == "1 pass, 0 fail, 1 not in scope"
+
+
+def test_verdict_reads_well() -> None:
+    assert str(Verdict(NOT_IN_SCOPE, "fp32 operands")) == "not in scope (fp32 operands)"
+    assert str(Verdict(PASS)) == "pass"
+
+
+@pytest.fixture(scope="module")
+def kernels() -> KernelRunner:
+    return KernelRunner()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not device_names(), reason="no CUDA device")
+@pytest.mark.parametrize("name", [c.id for c in CASES.values() if c.raw["size"] == "small"])
+def test_gpu(kernels: KernelRunner, name: str) -> None:
+    verdict = run.judge(CASES[name].quick(), kernels)
+    assert verdict.state != FAIL, verdict.why

@@ -19,7 +19,7 @@ from codegen.tl.ast import (
     Stmt,
     walk,
 )
-from codegen.tl.flow import Block, all_written, exposed, is_query_name, names_in, reads
+from codegen.tl.flow import Block, exposed, is_query_name, names_in, reads, written
 from codegen.tl.normalise import Context, implied_maxima, scale_factor
 from codegen.tl.report import Report
 from codegen.tl.source import Span
@@ -74,7 +74,7 @@ class _Walk:
         carried: set[str] = set()
         for stmt in walk(block):
             if isinstance(stmt, For):
-                carried |= exposed(stmt.body) & all_written(stmt.body)
+                carried |= exposed(stmt.body) & defined_by(stmt.body)
             if isinstance(stmt, Custom) and stmt.op in ("Max", "Min"):
                 carried.add(stmt.out or stmt.name)
         carried |= implied_maxima(block)
@@ -146,7 +146,7 @@ class _Walk:
                 span, "never-written", f"{name} is allocated and read, but nothing writes it",
                 f"Compute {name} first, or write `Compute Fill {name}, 0`",
             )  # fmt: skip
-        elif name in self.facts.written:
+        elif name in defined_by(self.facts.block):
             self.report.add(
                 span, "use-before-definition", f"{name} is used before anything defines it",
                 f"Move what computes {name} above line {span.line}",
@@ -232,7 +232,9 @@ class _Walk:
     def _source_level(self, stmt: Copy) -> None:
         assert stmt.src is not None
         held = self.state.held.get(stmt.name, set()) - {Memory.GLOBAL}
-        if stmt.src in held or stmt.name in self.running:
+        if stmt.name in self.running:
+            held.add(Memory.REGISTER)
+        if stmt.src in held:
             return
         if not held:
             self._tile(stmt.name, stmt.span, "copied")
@@ -503,6 +505,19 @@ def _read_apart(stmt: Stmt) -> frozenset[str]:
     if isinstance(stmt, Custom) and stmt.out in (None, stmt.name):
         return frozenset(n for a in stmt.args for n in names_in(a))
     return frozenset() if isinstance(stmt, Reshape) else reads(stmt)
+
+
+def defined_by(block: Block) -> frozenset[str]:
+    """Return names that a block gives a value, not only changes element by element."""
+    found: set[str] = set()
+    for stmt in walk(block):
+        name = written(stmt)
+        in_place = isinstance(stmt, Custom) and stmt.op not in ("Max", "Min", "Fill")
+        if name is not None and not isinstance(stmt, Reshape) and not (
+            in_place and name in reads(stmt)
+        ):  # fmt: skip
+            found.add(name)
+    return frozenset(found)
 
 
 def unwritten_tensors(subject: Subject, report: Report) -> None:

@@ -241,13 +241,15 @@ def infer(
 
 
 def _column_kind(block: Block, name: str) -> Kind | None:
+    """Return along what the columns of a global tensor run: keys where a key index tiles them."""
+    loops = loop_kinds(block)
     for stmt in walk(block):
-        if isinstance(stmt, Copy) and stmt.name == name:
-            for coord in stmt.coords:
-                if coord.axis == "D" and coord.index == Name(BLOCK_COLUMN):
-                    return Kind.KEY
-                if coord.axis == "D" and name.lower().startswith("b") and len(name) > 1:
-                    return Kind.KEY  # a bias tile: its columns are the keys
+        if not isinstance(stmt, Copy) or stmt.name != name:
+            continue
+        for coord in stmt.coords:
+            var = coord.index.id if isinstance(coord.index, Name) else ""
+            if coord.axis == "D" and (var == BLOCK_COLUMN or loops.get(var) == "key"):
+                return Kind.KEY
     return Kind.FEATURE
 
 

@@ -11,8 +11,10 @@ from codegen.tl.ast import (
     Arith,
     Coord,
     Copy,
+    Custom,
     Expr,
     For,
+    Gemm,
     If,
     Memory,
     Name,
@@ -33,6 +35,7 @@ from codegen.tl.flow import (
     rename,
     rename_expr,
     rewrite,
+    tile_arguments,
     written,
 )
 from codegen.tl.vocabulary import (
@@ -216,6 +219,8 @@ def _coordinates(block: Block) -> Block:
         for v in p.loops[-1:]
     }
 
+    biases = _biases(block)
+
     def change(stmt: Stmt) -> Stmt:
         if not isinstance(stmt, Copy) or Memory.GLOBAL not in (stmt.src, stmt.dst):
             return stmt
@@ -225,9 +230,24 @@ def _coordinates(block: Block) -> Block:
             return stmt
         if stmt.index:
             return replace(stmt, coords=(Coord("L", stmt.index[0]),), index=())
+        if stmt.name in biases and loops:
+            key = Coord("D", Name(loops[-1]))
+            return replace(stmt, coords=(Coord("L", Name(BLOCK_ROW)), key))
         return replace(stmt, coords=_default(stmt, loops, storing))
 
     return rewrite(block, change)
+
+
+def _biases(block: Block) -> frozenset[str]:
+    """Return tensors that are added to scores: a tile of query rows by key rows."""
+    outs = {s.out for s in walk(block) if isinstance(s, Gemm) and not s.accumulate}
+    found: set[str] = set()
+    for stmt in walk(block):
+        if isinstance(stmt, Custom) and stmt.op == "Mask":
+            found.update(tile_arguments(stmt))
+        elif isinstance(stmt, Arith) and stmt.op == "Add" and stmt.a in outs:
+            found.update({stmt.b} if isinstance(stmt.b, str) else ())
+    return frozenset(found - scalar_loads(block))
 
 
 def _default(stmt: Copy, loops: tuple[str, ...], storing: set[str]) -> tuple[Coord, ...]:
@@ -248,11 +268,14 @@ def _default(stmt: Copy, loops: tuple[str, ...], storing: set[str]) -> tuple[Coo
 
 
 def scalar_loads(block: Block) -> frozenset[str]:
-    """Return names copied from global to register that only stand as second operands."""
+    """Return names copied from global to register, outside loops, that are second operands only."""
+    moves = [p for p in places(block) if isinstance(p.stmt, Copy)]
     loaded = {
-        s.name
-        for s in walk(block)
-        if isinstance(s, Copy) and (s.src, s.dst) == (Memory.GLOBAL, Memory.REGISTER)
+        p.stmt.name
+        for p in moves
+        if isinstance(p.stmt, Copy)
+        and (p.stmt.src, p.stmt.dst) == (Memory.GLOBAL, Memory.REGISTER)
+        and not p.loops
     }
     for stmt in walk(block):
         if isinstance(stmt, Arith):

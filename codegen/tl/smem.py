@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.tl.ast import Copy, Kernel, Memory, Program
+from codegen.tl.ast import Copy, Elem, Kernel, Memory, Program
 from codegen.tl.flow import places
 from codegen.tl.normalise import scores_of
 from space.constraints import row_pitch_bytes
@@ -58,7 +58,8 @@ def buffers(program: Program, kernel: Kernel) -> tuple[Buffer, ...]:
 def smem_bytes(program: Program, kernel: Kernel) -> int:
     """Return the shared memory one block of a kernel needs.
 
-    With Q in registers, the keys' buffers lie over Q's, which is read before they are filled.
+    With Q in registers, the keys' buffers lie over Q's, which is read before they are filled. An
+    output that goes out through shared memory lies over all of them.
     """
     resident = staged = scores = 0
     score_names = set(scores_of(kernel.body))
@@ -75,5 +76,21 @@ def smem_bytes(program: Program, kernel: Kernel) -> int:
         else:
             resident += buffer.bytes
     if program.param("q_in_registers", 0):
-        return max(resident, staged) + scores
-    return resident + staged + scores
+        total = max(resident, staged) + scores
+    else:
+        total = resident + staged + scores
+    return max(total, _output_bytes(program, kernel))
+
+
+def _output_bytes(program: Program, kernel: Kernel) -> int:
+    """Return the bytes of the largest output tile, where outputs go through shared memory."""
+    if not program.param("epilogue_smem", 0):
+        return 0
+    outputs = {t.name for t in kernel.tensors if t.output and t.elem is Elem.OPERAND}
+    swizzle = program.param("swizzle", 128)
+    sizes = [
+        t.rows * row_pitch_bytes(t.columns, swizzle)
+        for t in kernel.tiles
+        if t.name in outputs and t.memory is Memory.REGISTER
+    ]
+    return max(sizes, default=0)

@@ -107,7 +107,7 @@ def _blocks(inner: st.SearchStrategy[Stmt]) -> st.SearchStrategy[Stmt]:
 statements = st.recursive(simple, _blocks, max_leaves=6)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(statements, min_size=1, max_size=5))
 def test_parsing_what_was_printed_gives_the_same_sketch(body: list[Stmt]) -> None:
     sketch = Sketch(tuple(body))
@@ -117,7 +117,7 @@ def test_parsing_what_was_printed_gives_the_same_sketch(body: list[Stmt]) -> Non
     assert reading.sketch == sketch, text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(exprs)
 def test_expressions_keep_their_structure(expr: Expr) -> None:
     reading = read(f"Param p = {to_text(expr)}")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from runs.record import (
     REJECTED_IN_FINAL,
-    Basis,
     Finalist,
     History,
     Measured,
@@ -92,9 +91,12 @@ def choose(finalists: Sequence[Finalist]) -> tuple[Finalist, ...]:
     )
 
 
-def predicted_finalists(spec: RunSpec, history: History) -> tuple[Finalist, ...]:
-    """Return the shortlist of a predicted run: the best few of each shape, the first chosen."""
-    assert spec.measure is Basis.PREDICTED
+def unfinished(spec: RunSpec, history: History) -> tuple[Finalist, ...]:
+    """Return the best few of each shape by the search's own times, the first chosen.
+
+    It stands in for a final timing where there is none: in a predicted run, whose shortlist it
+    is, and in a run that was interrupted.
+    """
     return tuple(
         Finalist(shape, record.index, f"trial {record.index}", timing, chosen=place == 0)
         for shape in spec.shapes

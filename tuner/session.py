@@ -29,8 +29,8 @@ from tuner.finish import (
     PeerTimes,
     choose,
     contenders,
-    predicted_finalists,
     ranked,
+    unfinished,
 )
 from tuner.lanes import Lane, lanes_of
 from tuner.loop import Bench, End, common_failure, search
@@ -186,7 +186,8 @@ def _go(
     if not any(isinstance(r.outcome, Measured) for r in history):
         raise NothingFound(_nothing(history, spec, end))
     if end.reason == "interrupted":
-        view.results(spec, history, ())
+        view.note("the best so far, by the times of the search alone")
+        view.results(spec, history, unfinished(spec, history))
         view.note(f"go on with: tune --resume {store.path}")
         view.files(store.path, None)
         return
@@ -201,7 +202,7 @@ def _finalists(
     store: RunStore, spec: RunSpec, history: History, bench: Workshop
 ) -> Sequence[Finalist]:
     if spec.measure is Basis.PREDICTED:
-        return predicted_finalists(spec, history)
+        return unfinished(spec, history)
     return choose(bench.finals(spec, store, contenders(spec, store.replay().sound)))
 
 

@@ -100,8 +100,6 @@ class FinalsResult:
     absent: tuple[Absent, ...] = ()
     #: trials that failed the harder checks, with the evidence
     rejected: tuple[tuple[int, Rejected], ...] = ()
-    #: the device kernel behind each peer's name, where the profiler tells
-    peer_kernels: tuple[tuple[str, str], ...] = ()
     #: clocks, temperature, power and throttle flags after the timing
     conditions: str = ""
 
@@ -128,6 +126,26 @@ class FinalsJob:
             bench.judge, self.problem, self.entries, self.shapes, self.seed, chosen, self.rounds
         )
         return replace(result, conditions=str(bench.meter.read() or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerKernelsJob:
+    """Ask the profiler which device kernels the peers run on a shape.
+
+    For the end of a run: the profiler stays attached to the worker and may slow its launches.
+    """
+
+    problem: Problem
+    shape: Shape
+    seed: int
+    limit_s: float = 120.0
+
+    def run(self, bench: Bench) -> tuple[tuple[str, str], ...]:
+        """Return (peer, kernel) of those that run the shape; a kernel is "" when not told."""
+        from tuner.evaluate.peers import kernel_names
+
+        arena = bench.judge.arena((self.shape,), self.problem.dtype, self.seed)
+        return kernel_names(arena.bay(self.shape).slots[0])
 
 
 @dataclass(frozen=True, slots=True)

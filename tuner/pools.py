@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from joblib.externals.loky import ProcessPoolExecutor
 
 from runs.record import Broken, Note, Outcome, Rejected, Stage, TrialClass
-from tuner.job import Built, CompileJob, EvalJob, FactsJob, FinalsJob, FinalsResult
+from tuner.job import Built, CompileJob, EvalJob, FactsJob, FinalsJob, FinalsResult, PeerKernelsJob
 from tuner.worker import Supervisor, Worker, WorkerUnavailable
 
 T = TypeVar("T")
@@ -52,6 +52,9 @@ class Judges(Protocol):
 
     def facts(self) -> Future[tuple[Note, ...]]:
         """Ask for versions, clocks and protocol; raises as `finals` does."""
+
+    def peer_kernels(self, job: PeerKernelsJob) -> Future[tuple[tuple[str, str], ...]]:
+        """Ask which device kernels the peers run, at the end of a run; raises as `finals` does."""
 
     def close(self) -> None:
         """Stop everything at once; what was not started is cancelled."""
@@ -179,6 +182,10 @@ class GpuPool:
     def facts(self) -> Future[tuple[Note, ...]]:
         """See `Judges.facts`."""
         return self._on_a_gpu(lambda s: s.worker.run(FactsJob()))
+
+    def peer_kernels(self, job: PeerKernelsJob) -> Future[tuple[tuple[str, str], ...]]:
+        """See `Judges.peer_kernels`."""
+        return self._on_a_gpu(lambda s: s.worker.run(job))
 
     def _on_a_gpu(self, work: Callable[[Supervisor], T]) -> Future[T]:
         def run() -> T:

@@ -181,7 +181,7 @@ class Worker:
             pipe.close()
 
     def close(self) -> None:
-        """End the process, also while another thread waits for its answer; it does not start again."""
+        """End the process for good, also while another thread waits for its answer."""
         self._closed = True
         process = self._process
         if process is not None:

@@ -98,7 +98,10 @@ SPOILED = {
         "",
         "if (!threadIdx.x && blockIdx.x == gridDim.x - 1) o[Dv] = T(1.f);",
     ),
-    "NaN for a number": ("", "if (!threadIdx.x && !blockIdx.x) o[0] = T(__int_as_float(0x7fc00000));"),
+    "NaN for a number": (
+        "",
+        "if (!threadIdx.x && !blockIdx.x) o[0] = T(__int_as_float(0x7fc00000));",
+    ),
     "right 19 times of 20": (
         "",
         "if (!threadIdx.x && !blockIdx.x) { if (++launches % 20 == 0) o[0] = T(9.f); }",

@@ -13,7 +13,7 @@ from tuner.evaluate.checks import hidden_checks, trial_checks
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.judge import MANY_REPEATS, Judge, Kernel, ask
 from tuner.evaluate.launch import LaunchError
-from tuner.evaluate.peers import Make, PeerAbsent, Run, kernel_name, start
+from tuner.evaluate.peers import Make, PeerAbsent, Run, start
 from tuner.evaluate.timing import SHORT_US, Sample, check_possible, summarise
 from tuner.evaluate.verify import compare
 from tuner.job import Absent, Entry, FinalsResult
@@ -51,7 +51,6 @@ def run_finals(
             kernels[entry.trial] = kernel
     finalists: list[Finalist] = []
     absent: list[Absent] = []
-    ran: dict[str, str] = {}
     arena = judge.arena(shapes, problem.dtype, seed)
     for shape in shapes:
         bay = arena.bay(shape)
@@ -68,7 +67,6 @@ def run_finals(
             ours[name], trials[name] = launch, entry.trial
         bay.fill(0)
         theirs = _present(peers, bay, absent)
-        ran |= {name: kernel_name(run) for name, run in theirs.items() if name not in ran}
         samples = interleave(_short({**ours, **theirs}, shape, judge.clock), judge.clock, rounds)
         for name, sample in samples.items():
             trial = trials.get(name)
@@ -80,7 +78,7 @@ def run_finals(
             finalists.append(Finalist(shape, trial, name, sample.timing(shape)))
     for kernel in kernels.values():
         kernel.unload()
-    return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected), tuple(ran.items()))
+    return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected))
 
 
 def _enter(kernel: Kernel, bay: Bay) -> Launcher | Rejected:

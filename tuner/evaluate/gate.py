@@ -10,8 +10,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from codegen.tl import interpreter
 from codegen.tl.ast import Program
+from codegen.tl.interpreter import run as interpret
 from space.variant import DType, Problem
 
 Array = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ def fault(program: Program, problem: Problem) -> str | None:
         q, k, v = _inputs(problem, rows, keys, rng, negative)
         scale = 1.0 / math.sqrt(problem.head_dim)
         given = {"Q": q.astype(np.float32), "K": k.astype(np.float32), "V": v.astype(np.float32)}
-        found = interpreter.run(program, given, {"scale": scale}, problem.dtype)["O"]
+        found = interpret(program, given, {"scale": scale}, problem.dtype)["O"]
         got = np.asarray(found, dtype=np.float64)
         said = _compare(got, problem, q, k, v, scale)
         if said is not None:

@@ -99,12 +99,22 @@ def start(make: Make, inputs: Inputs) -> tuple[Run, torch.Tensor]:
     return run, out
 
 
+def kernel_names(inputs: Inputs) -> tuple[tuple[str, str], ...]:
+    """Return each peer that runs these inputs with the device kernel behind its name."""
+    found = []
+    for name, make in peers().items():
+        try:
+            run, _ = start(make, inputs)
+        except PeerAbsent:
+            continue
+        found.append((name, kernel_name(run)))
+    return tuple(found)
+
+
 def kernel_name(run: Run) -> str:
     """Return the device kernel that takes most of a call, as the profiler names it; may be ""."""
     from torch.profiler import ProfilerActivity, profile
 
-    if not torch.cuda.is_available():
-        return ""
     try:
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             run()

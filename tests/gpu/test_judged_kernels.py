@@ -1,0 +1,143 @@
+"""Emitted kernels in the real worker: each variant is judged right, timed and ranked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from llm_proposer.builtin import sketches
+from llm_proposer.seeds import seeds
+from runs.record import Basis, Measured, Note
+from space.constraints import space_for
+from space.gpu import GpuSpec, gpu_of_device_name
+from space.variant import DType, Problem, Shape, paper_shapes, variant_named
+from tuner.build import build
+from tuner.devices import device_names
+from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob
+from tuner.pools import GpuPool
+
+DEVICES = device_names()
+GPU = gpu_of_device_name(DEVICES[0]) if DEVICES else None
+HEADS = {"mha": (4, 4), "gqa": (6, 2), "mqa": (4, 1), "mla": (4, 4)}
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(GPU is None, reason="no CUDA device that is known"),
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GpuPool]:
+    pool = GpuPool([0])
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def gpu() -> GpuSpec:
+    assert GPU is not None
+    return GPU
+
+
+def built(problem: Problem, gpu: GpuSpec, nth: int = 0) -> Built:
+    point = seeds(problem, gpu, space_for(problem, gpu))[nth]
+    text = next(iter(sketches(problem.variant, problem.causal).values()))
+    found = build(CompileJob(text, problem, point, gpu.name, gpu.arch))
+    assert isinstance(found, Built), found
+    return found
+
+
+def problem_of(variant: str, dtype: DType, causal: bool) -> Problem:
+    dims = (192, 128) if variant == "mla" else (128, 128)
+    return Problem(variant, dtype, *dims, causal)
+
+
+@pytest.mark.parametrize("variant", list(HEADS))
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("causal", [False, True])
+def test_known_good_point_is_right(
+    pool: GpuPool, gpu: GpuSpec, variant: str, dtype: DType, causal: bool
+) -> None:
+    if dtype not in gpu.dtypes:
+        pytest.skip(f"{gpu.name} has no {dtype}")
+    problem = problem_of(variant, dtype, causal)
+    kernel = built(problem, gpu)
+    shape = Shape(
+        2, *HEADS[variant], 1024, 1024, problem.head_dim, problem.head_dim_v, causal
+    )  # fmt: skip
+    outcome = pool.submit(EvalJob(problem, kernel.source, kernel.cubin.image, (shape,), 1)).result()
+    assert isinstance(outcome, Measured), outcome
+    (timing,) = outcome.timings
+    assert timing.basis is Basis.MEASURED
+    assert timing.low_us <= timing.median_us <= timing.high_us
+    assert outcome.error_ratio is not None and outcome.error_ratio <= 2.0
+
+
+def test_trial_on_the_papers_shapes_is_quick(pool: GpuPool, gpu: GpuSpec) -> None:
+    problem = Problem("mha", DType.FP16, 128, 128, False)
+    shapes = tuple(s for s in paper_shapes(variant_named("mha"), False) if s.head_dim == 128)
+    kernel = built(problem, gpu)
+    job = EvalJob(problem, kernel.source, kernel.cubin.image, shapes, 1)
+    assert isinstance(pool.submit(job).result(), Measured)  # the answers are worked out here
+    started = time.perf_counter()
+    assert isinstance(pool.submit(job).result(), Measured)
+    spent = time.perf_counter() - started
+    print(f"a trial on {len(shapes)} shapes took {spent:.3f} s")
+    assert gpu.name != "h200" or spent < 1.0
+
+
+def test_times_repeat(pool: GpuPool, gpu: GpuSpec) -> None:
+    problem = Problem("mha", DType.FP16, 128, 128, False)
+    kernel = built(problem, gpu)
+    shape = Shape(4, 16, 16, 4096, 4096, 128, 128)
+    job = EvalJob(problem, kernel.source, kernel.cubin.image, (shape,), 1)
+    outcomes = [pool.submit(job).result() for _ in range(3)]
+    medians = [o.timings[0].median_us for o in outcomes if isinstance(o, Measured)]
+    assert len(medians) == 3
+    assert max(medians) <= 1.05 * min(medians), medians
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_finals_rank_trials_and_peers(pool: GpuPool, gpu: GpuSpec, causal: bool) -> None:
+    problem = Problem("mha", DType.FP16, 128, 128, causal)
+    shapes = (
+        Shape(8, 16, 16, 2048, 2048, 128, 128, causal),
+        Shape(2, 16, 16, 1, 4096, 128, 128, causal),
+    )
+    points = range(min(2, len(seeds(problem, gpu, space_for(problem, gpu)))))
+    entries = tuple(
+        Entry(n, k.source, k.cubin.image, shapes)
+        for n, k in ((n, built(problem, gpu, n)) for n in points)
+    )
+    result = pool.finals(FinalsJob(problem, entries, shapes, 1)).result()
+    assert not result.rejected, result.rejected
+    for shape in shapes:
+        names = {f.name for f in result.finalists if f.shape == shape}
+        absent = {a.name for a in result.absent if a.shape == shape}
+        assert names >= {f"trial {n}" for n in points} | {"fa2"}
+        assert names | absent >= {"fa2", "cudnn", "efficient", "fa3", "fa4"}
+    assert all(f.timing.samples == 25 for f in result.finalists)
+
+
+def test_facts_name_the_card(pool: GpuPool) -> None:
+    notes: dict[str, Note] = {n.topic: n for n in pool.facts().result()}
+    assert notes["environment"].as_dict()["device"] == DEVICES[0]
+    assert notes["protocol"].as_dict()["l2_flush_bytes"] == 256 << 20
+
+
+def test_causal_kernel_is_not_right_for_a_full_problem(pool: GpuPool, gpu: GpuSpec) -> None:
+    full = Problem("mha", DType.FP16, 128, 128, False)
+    causal = built(Problem("mha", DType.FP16, 128, 128, True), gpu)
+    outcome = pool.submit(EvalJob(full, causal.source, causal.cubin.image, (), 1)).result()
+    assert not isinstance(outcome, Measured)
+
+
+def test_peers_run_the_kernels_they_are_named_for(pool: GpuPool) -> None:
+    problem = Problem("mha", DType.FP16, 128, 128, False)
+    shape = Shape(2, 16, 16, 1024, 1024, 128, 128)
+    names = dict(pool.peer_kernels(PeerKernelsJob(problem, shape, 1)).result())
+    assert "fa2" in names
+    assert names["fa2"] == "" or "flash" in names["fa2"].lower()
+    assert names.get("cudnn", "") == "" or "cudnn" in names["cudnn"].lower()

@@ -46,6 +46,7 @@ from codegen.tl.flow import (
 )
 from codegen.tl.normalise import (
     Context,
+    accumulators_of,
     carry_implied_maxima,
     derived,
     join_running_max,
@@ -151,9 +152,10 @@ class _KernelBinder:
             if isinstance(stmt, Arith) and isinstance(stmt.b, str):
                 names = [stmt.b]
             elif isinstance(stmt, Custom):
-                names = [n for a in stmt.args for n in names_in(a)]
+                kinds = [a for a in stmt.args if not (stmt.op == "Mask" and isinstance(a, Name))]
+                names = [n for a in kinds for n in names_in(a)]
             for name in names:
-                if name not in tiles and name not in ("causal", "padding", *_INDICES):
+                if name not in tiles and name not in _INDICES:
                     found[name] = None
         return tuple(sorted(found, key=lambda n: (n != "scale", n)))
 
@@ -325,7 +327,7 @@ class _KernelBinder:
         for stmt in self.block:
             wanted: frozenset[str] = frozenset()
             if isinstance(stmt, For):
-                wanted = exposed(stmt.body)
+                wanted = exposed(stmt.body) | _rescaled(self.block, stmt)
             elif isinstance(stmt, Gemm | Arith | Custom):
                 wanted = reads(stmt)
             for name in sorted((wanted & names) - done - loaded):
@@ -442,6 +444,16 @@ class _KernelBinder:
 
 def _rows_only(coords: tuple[Coord, ...]) -> tuple[Coord, ...]:
     return tuple(c for c in coords if c.axis in ("L", "D"))
+
+
+def _rescaled(block: Block, loop: For) -> frozenset[str]:
+    """Return the accumulators that a Softmax inside a loop rescales."""
+    return frozenset(
+        name
+        for s in walk(loop.body)
+        if isinstance(s, Custom) and s.op == "Softmax"
+        for name in accumulators_of(block, s.name)
+    )
 
 
 def _own(stmt: Stmt) -> str:

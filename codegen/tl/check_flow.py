@@ -31,6 +31,7 @@ _RESHAPE = "Reshape {0} from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)"
 _ARGUMENTS = {
     "Scale": 1, "Softcap": 1, "Max": 1, "Min": 1, "RowMax": 1, "Rescale": 1, "Normalize": 1,
 }  # fmt: skip
+_AXES = ("L", "D", "splits")
 _MASK_HINT = "Write `Compute Mask S, causal`, `window(l, r)`, `bias(B)` or `padding`"
 
 
@@ -77,6 +78,9 @@ class _Walk:
                 carried |= exposed(stmt.body) & defined_by(stmt.body)
             if isinstance(stmt, Custom) and stmt.op in ("Max", "Min"):
                 carried.add(stmt.out or stmt.name)
+        # a tile that each step loads or computes anew is no state: it has to come before its use
+        fresh = {s.out for s in walk(block) if isinstance(s, Gemm) and not s.accumulate}
+        carried -= fresh | self.facts.loaded
         carried |= implied_maxima(block)
         if not self.code:
             return frozenset(carried)
@@ -126,7 +130,7 @@ class _Walk:
         held = self.state.held.get(name, set())
         if held - {Memory.GLOBAL}:
             return
-        if name in self.running:
+        if name in self.running and self.state.loops:
             self._hold(name, Memory.REGISTER)
             return
         line = self.facts.copy_line(name)
@@ -160,7 +164,8 @@ class _Walk:
 
     def _second(self, name: str, span: Span) -> None:
         """Report a second operand or argument that is neither a tile nor a known scalar."""
-        if self.state.held.get(name, set()) - {Memory.GLOBAL} or name in self.running:
+        running = name in self.running and self.state.loops
+        if running or self.state.held.get(name, set()) - {Memory.GLOBAL}:
             return
         if name in self.known or is_scale(name) or is_root_of_dim(name):
             return
@@ -232,7 +237,7 @@ class _Walk:
     def _source_level(self, stmt: Copy) -> None:
         assert stmt.src is not None
         held = self.state.held.get(stmt.name, set()) - {Memory.GLOBAL}
-        if stmt.name in self.running:
+        if stmt.name in self.running and self.state.loops:
             held.add(Memory.REGISTER)
         if stmt.src in held:
             return
@@ -278,6 +283,11 @@ class _Walk:
                 )  # fmt: skip
         defined = self.known | set(self.state.loops)
         for coord in stmt.coords:
+            if coord.axis not in _AXES:
+                self.report.add(
+                    stmt.span, "unknown-axis", f"{coord.axis} is no axis of a coordinate",
+                    "Write `[L = i]` for a tile of rows, `[L = i, D = k]` for one of columns too",
+                )  # fmt: skip
             for name in names_in(coord.index):
                 if name in defined:
                     continue
@@ -390,6 +400,12 @@ class _Walk:
                 for arg in kind.args:
                     for inner in names_in(arg):
                         self._second(inner, stmt.span)
+        if stmt.name in self.facts.written and stmt.name not in self.facts.products:
+            self.report.add(
+                stmt.span, "mask-not-scores",
+                f"Mask works on scores, and {stmt.name} is no product of Q and K",
+                "Write `Compute GEMM Q, K.T and get S` and then `Compute Mask S, causal`",
+            )  # fmt: skip
         line = self.state.softened.get(stmt.name)
         if line is not None:
             self.report.add(
@@ -473,6 +489,11 @@ class _Walk:
     def _ends(self) -> None:
         block = self.facts.block
         if not block:
+            if not self.subject.sketch.refused:
+                self.report.add(
+                    Span(1), "no-output", "the program computes nothing",
+                    "Write Copy and Compute statements, and a Copy of the output to global",
+                )  # fmt: skip
             return
         read = {n for s in walk(block) for n in _read_apart(s)}
         for stmt in walk(block):

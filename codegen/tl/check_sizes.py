@@ -205,11 +205,41 @@ def check_claims(subject: Subject, report: Report) -> None:
     """Report head dims, masks and loop bounds that are not those of the problem."""
     if subject.problem is not None:
         _head_dims(subject, report)
+    stored: set[str] = set()
     for kernel in prepare(subject.sketch, subject.params.declared):
+        stored |= _workspaces(kernel.block, stored, report)
         masks = _masks(kernel.block)
         if subject.problem is not None and scores_of(kernel.block):
             _mask_of_problem(kernel.block, masks, subject, report)
         _bounds(kernel.block, masks, subject, report)
+
+
+def _workspaces(block: Block, stored: set[str], report: Report) -> set[str]:
+    """Report parts of a split result that no earlier kernel stores; return what this one stores."""
+    own: set[str] = set()
+    for stmt in walk(block):
+        if not isinstance(stmt, Copy):
+            continue
+        if stmt.dst is Memory.GLOBAL:
+            own.add(stmt.name)
+            continue
+        base = stmt.name.rsplit("_", 1)[0]
+        if any(c.axis == "splits" for c in stmt.coords):
+            if not {stmt.name, base} & stored:
+                report.add(
+                    stmt.span,
+                    "never-stored",
+                    f"{stmt.name} is read split by split, and no kernel before stores {base}",
+                    f"Write `Copy {base} from register to global` at the end of the first kernel",
+                )
+        elif base in stored and base != stmt.name and stmt.src is Memory.GLOBAL:
+            report.add(
+                stmt.span,
+                "missing-coordinate",
+                f"Copy {stmt.name} does not say which split's {base} it reads",
+                f"Copy it inside a loop over the splits: `for s = 0:num_splits`, `Copy {base}_s`",
+            )
+    return own
 
 
 def _head_dims(subject: Subject, report: Report) -> None:

@@ -316,7 +316,7 @@ def loop_kinds(block: Block) -> dict[str, str]:
         if not isinstance(place.stmt, Copy):
             continue
         for coord in place.stmt.coords:
-            if not isinstance(coord.index, Name):
+            if not isinstance(coord.index, Name) or coord.index.id not in place.loops:
                 continue
             var = coord.index.id
             if coord.axis != "L":

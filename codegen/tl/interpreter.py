@@ -490,6 +490,8 @@ class _Block:
         total = total * alpha + weights.sum(-1, keepdims=True)
         self.state.softmax[stmt.name] = (new, total)
         for name in accumulators_of(self.kernel.body, stmt.name):
+            if (name, Memory.REGISTER) not in self.state.tiles:
+                continue  # nothing was accumulated yet
             accumulated = self._get(name)
             self._put(name, replace(accumulated, data=accumulated.data * alpha))
         self._put(stmt.out or stmt.name, replace(value, data=weights))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from codegen.errors import TLError
 from codegen.tl import foreign
-from codegen.tl.ast import Expr, For, If, Param, Refused, Sketch, Stmt
+from codegen.tl.ast import Allocate, Expr, For, If, Param, Refused, Sketch, Stmt
 from codegen.tl.lexer import Line, first_word, is_statement, source_lines
 from codegen.tl.source import Diagnostic, Span
 from codegen.tl.statements import read_statement
@@ -31,6 +31,8 @@ def parse(text: str) -> Sketch:
     # a model repairs all faults in one go, so what the checker sees in the readable part counts
     from codegen.tl.checker import check
 
+    if not reading.sketch.statements:
+        raise TLError(reading.diagnostics)
     words = reading.doubtful
     further = [d for d in check(reading.sketch) if not words & set(_words(d.message))]
     both = sorted([*reading.diagnostics, *further], key=lambda d: (d.span.line, d.span.column))
@@ -158,7 +160,10 @@ class _Reader:
                 read = read_statement(cursor)
                 self.diagnostics += read.diagnostics
                 self.refused += read.refused
-                self.stack[-1].body += read.statements
+                for stmt in read.statements:
+                    # sizes and memory are the whole program's, wherever they are written
+                    top = isinstance(stmt, Param | Allocate)
+                    self.stack[0 if top else -1].body.append(stmt)
 
     def _schedule(self, line: Line, word: str) -> Cursor | None:
         """Note a barrier or role; return a cursor on the TL statement that remains, if any."""

@@ -179,6 +179,10 @@ def _copy(cursor: Cursor, span: Span, read: Read) -> None:
                 target = cursor.name("a memory or the name of a tile", _COPY_HINT)
         else:
             break
+    if src is not None and target is not None and dst is None:
+        raise cursor.fault(
+            "unknown-memory", f"global, shared or register expected, found `{target}`", _COPY_HINT
+        )
     if (dst is None and target is None) or (src is None and dst is not None):
         missing = "from global" if src is None else "to shared"
         raise cursor.fault("syntax", f"Copy {names[0]} does not say `{missing}`", _COPY_HINT)
@@ -193,9 +197,8 @@ def _coords(cursor: Cursor) -> tuple[Coord, ...]:
         cursor.expect("(", hint)
     found: list[Coord] = []
     while True:
-        ahead = cursor.tokens[cursor.at + 1].text
         axis = "L" if not found else "D"
-        if cursor.token.kind == "name" and ahead == "=":
+        if cursor.token.kind == "name" and cursor.tokens[cursor.at + 1].text == "=":
             axis = cursor.name("an axis", hint)
             cursor.expect("=", hint)
         found.append(Coord(axis, expression(cursor)))

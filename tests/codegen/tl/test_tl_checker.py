@@ -174,6 +174,11 @@ def test_faults_of_a_tl_code(
         ([("Compute Scale S, scale", "Compute Multiply distance, slope and get bias")],
          "undefined", "distance"),
         ([("0:N", "0:block_idx")], "bound-misses-keys", "for i"),
+        ([("  Copy V from global to shared\n", ""), ("accumulate O\n", "accumulate O\n  Copy V from"
+          " global to shared\n")], "use-before-copy", "GEMM S, V"),
+        ([("Copy K from global to shared\n", "Copy K from global to shared\n  Compute Exp S\n")],
+         "use-before-definition", "Exp S"),
+        ([("Copy K from", "Copy K in coordinate [X = i] from")], "unknown-axis", "Copy K"),
     ],
 )  # fmt: skip
 def test_faults_of_a_sketch(pairs: list[tuple[str, str]], code: str, line: str) -> None:
@@ -181,6 +186,10 @@ def test_faults_of_a_sketch(pairs: list[tuple[str, str]], code: str, line: str) 
     hits = [d for d in found(text, PROBLEM, Point.of({"BM": 64, "BN": 64})) if d.code == code]
     assert hits
     assert not line or hits[0].span.line == line_of(text, line)
+
+
+def test_a_program_that_computes_nothing() -> None:
+    assert [d.code for d in found("Param BM = 64")] == ["no-output"]
 
 
 def test_a_sketch_may_leave_these_open() -> None:

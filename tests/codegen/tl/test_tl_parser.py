@@ -137,6 +137,11 @@ def test_branches_and_bounds() -> None:
     assert loop.hi == BinOp("/", reach, Name("BN"))
 
 
+def test_declarations_inside_a_loop_are_the_programs() -> None:
+    (param, loop) = read("for i = 0:N\n  Param BM = 64\n  Compute Exp S\nend").sketch.statements
+    assert isinstance(param, Param) and isinstance(loop, For)
+
+
 def test_barriers_are_set_apart_from_the_dataflow() -> None:
     text = "TMA Copy K from global to shared, arrive full[i]\nWait full[i]\nWGMMA Wait 0\n"
     reading = read(text)

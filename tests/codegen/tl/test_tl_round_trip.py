@@ -94,9 +94,8 @@ customs = st.builds(
     st.booleans(),
 )
 reshapes = st.builds(Reshape, names, fragments, fragments)
-simple: st.SearchStrategy[Stmt] = st.one_of(
-    params, allocates, copies, gemms, ariths, customs, reshapes
-)
+declarations: st.SearchStrategy[Stmt] = params | allocates
+simple: st.SearchStrategy[Stmt] = st.one_of(copies, gemms, ariths, customs, reshapes)
 
 
 def _blocks(inner: st.SearchStrategy[Stmt]) -> st.SearchStrategy[Stmt]:
@@ -104,7 +103,7 @@ def _blocks(inner: st.SearchStrategy[Stmt]) -> st.SearchStrategy[Stmt]:
     return st.builds(For, names, exprs, exprs, body) | st.builds(If, exprs, body, body)
 
 
-statements = st.recursive(simple, _blocks, max_leaves=6)
+statements = declarations | st.recursive(simple, _blocks, max_leaves=6)
 
 
 @settings(max_examples=150, deadline=None)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
+from space.constraint import Constraint
 from space.gpu import GpuSpec
+from space.hopper import HOPPER_CONSTRAINTS, hopper_smem_bytes, hopper_space
 from space.params import Param, Point, Space
-from space.variant import Problem
+from space.variant import Problem, SpaceError
 
 WARP = 32
 MMA_M = 16  #: rows of a warp-level MMA atom
@@ -33,8 +35,23 @@ MMA_SYNC_PARAMS = (
 )
 
 
-def space_for(problem: Problem, gpu: GpuSpec) -> Space:
-    """Return the search space of `problem` on `gpu`, without choices that are never legal."""
+class Backend(StrEnum):
+    """Which kind of kernel is written: the atoms decide the parameters."""
+
+    AUTO = "auto"  # the fastest that the GPU has
+    MMA_SYNC = "mma_sync"  # warp-level MMA, sm_75 and later
+    WGMMA = "wgmma"  # TMA, wgmma and warp specialisation, sm_90a
+
+
+def space_for(problem: Problem, gpu: GpuSpec, backend: Backend = Backend.AUTO) -> Space:
+    """Return the search space of `problem` on `gpu`, without choices that are never legal.
+
+    Raises SpaceError when the GPU does not have what `backend` needs.
+    """
+    if backend is Backend.WGMMA and gpu.sm != 90:
+        raise SpaceError(f"{gpu.name} (sm_{gpu.sm}) has no wgmma; use --backend mma_sync")
+    if backend is not Backend.MMA_SYNC and gpu.sm == 90:
+        return hopper_space(problem)
     params = []
     for p in MMA_SYNC_PARAMS:
         choices = p.choices
@@ -63,8 +80,15 @@ def row_pitch_bytes(columns: int, swizzle: int) -> int:
     return chunks * CHUNK_BYTES
 
 
+def is_hopper(point: Point) -> bool:
+    """Whether a point is one of the Hopper back end."""
+    return point.get("consumer_warpgroups", 0) > 0
+
+
 def smem_bytes(problem: Problem, point: Point) -> int:
     """Exact dynamic shared memory of the forward kernel at `point`; the plan's map agrees."""
+    if is_hopper(point):
+        return hopper_smem_bytes(problem.head_dim, problem.head_dim_v, point)
     swizzle, stages = point["swizzle"], point["stages"]
     k_pitch = row_pitch_bytes(problem.head_dim, swizzle)
     v_pitch = row_pitch_bytes(problem.head_dim_v, swizzle)
@@ -84,14 +108,6 @@ def register_estimate(problem: Problem, point: Point) -> int:
     s = tiles_m * point["BN"] // 2
     q = tiles_m * problem.head_dim // 4 if point["q_in_registers"] else 4 * tiles_m
     return o + s + q + 8 * tiles_m + 28
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """A predicate with a name; `reason` says why a point breaks it, or None when it does not."""
-
-    name: str
-    reason: Callable[[Problem, Point, GpuSpec], str | None]
 
 
 def _rows_per_warp(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
@@ -150,7 +166,7 @@ CONSTRAINTS = (
 
 def violated(problem: Problem, point: Point, gpu: GpuSpec) -> tuple[str, str] | None:
     """Return (name, reason) of the first constraint that `point` breaks, or None when legal."""
-    for c in CONSTRAINTS:
+    for c in HOPPER_CONSTRAINTS if is_hopper(point) else CONSTRAINTS:
         if (reason := c.reason(problem, point, gpu)) is not None:
             return c.name, reason
     return None
@@ -167,12 +183,12 @@ class Census:
 
 def census(problem: Problem, gpu: GpuSpec, space: Space) -> Census:
     """Count the legal points of `space`, and the others by the predicate that prunes them."""
-    pruned: dict[str, int] = {c.name: 0 for c in CONSTRAINTS}
+    pruned: dict[str, int] = {}
     legal = 0
     for point in space.points():
         found = violated(problem, point, gpu)
         if found is None:
             legal += 1
         else:
-            pruned[found[0]] += 1
+            pruned[found[0]] = pruned.get(found[0], 0) + 1
     return Census(legal, space.size(), tuple((k, n) for k, n in pruned.items() if n))

@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from space.params import Param
+from space.constraint import Constraint
+from space.gpu import GpuSpec
+from space.params import Param, Point, Space
+from space.variant import Problem
 
 WARPGROUP_ROWS = 64  #: rows of one wgmma, and of one consumer warpgroup
 PANEL_COLUMNS = 64  #: columns of a 128-byte swizzled row
 ROW_BYTES = 128
+TILE_BARRIERS = 4  #: two slots of the tile scheduler, full and empty
+TILE_SLOT_BYTES = 8
 
 #: consumer warpgroups -> registers a thread of (consumer, producer); the pool is what the launch
 #: gives, 65536 / threads rounded down to 8
 REGISTERS_BY_ROLE = {1: (240, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
+#: registers beside the accumulators and P; with fewer left ptxas serialises the products
+SPARE_REGISTERS = 28
 
 HOPPER_PARAMS = (
     Param("BM", (64, 128, 192, 256), "query rows of a tile, 64 for each consumer warpgroup"),
     Param("BN", (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192), "key rows of a tile"),
     Param("consumer_warpgroups", (1, 2, 3, 4), "warpgroups that compute"),
     Param("stages", (1, 2, 3, 4), "K and V tiles in shared memory at once"),
+    Param("q_stages", (1, 2), "Q tiles in shared memory at once: 2 fetches the next block's early"),
+    Param("out_buffer", (1, 0), "O is staged in a buffer of its own, or over Q"),
     Param("overlap", (1, 0), "next scores issued before this tile's softmax"),
     Param("pingpong", (0, 1), "consumer warpgroups take turns at the tensor cores"),
     Param("rescale_threshold", (8, 0), "log2 growth of the maximum before O is rescaled"),
     Param("integer_max", (0, 1), "maxima of three by integer comparison"),
     Param("persistent", (1, 0, 2), "0 a tile a block, 1 static, 2 dynamic tile scheduler"),
-    Param("head_group", (0, 1, 8, 32), "heads walked together, for the L2; 0 = all"),
+    Param("head_group", (0, 1, 2, 4, 8, 16, 32), "heads walked together, for the L2; 0 = all"),
     Param("skip", (0, 1), "a warpgroup passes over key tiles that none of its rows sees"),
     Param("causal_longest_first", (1, 0), "row blocks with most keys start first"),
 )
+
+
+def hopper_space(problem: Problem) -> Space:
+    """Return the search space of `problem` on the Hopper back end."""
+    only_causal = ("skip", "causal_longest_first")
+    return Space(
+        tuple(
+            Param(p.name, (0,), p.meaning) if p.name in only_causal and not problem.causal else p
+            for p in HOPPER_PARAMS
+        )
+    )
 
 
 def panels(columns: int) -> int:
@@ -33,10 +53,65 @@ def panels(columns: int) -> int:
     return -(-columns // PANEL_COLUMNS)
 
 
-def hopper_smem_bytes(rows: int, keys: int, head_dim: int, head_dim_v: int, stages: int) -> int:
-    """Exact dynamic shared memory: Q, the K and V rings, O's own buffer, barriers."""
-    q = rows * panels(head_dim) * ROW_BYTES
-    kv = stages * keys * (panels(head_dim) + panels(head_dim_v)) * ROW_BYTES
-    o = rows * panels(head_dim_v) * ROW_BYTES
-    barriers = 8 * 2 * (1 + 2 * stages)
-    return q + kv + o + barriers + 64
+def hopper_smem_bytes(head_dim: int, head_dim_v: int, point: Point) -> int:
+    """Exact dynamic shared memory: Q, the K and V rings, O's buffer if it has one, barriers."""
+    rows, stages, row_stages = point["BM"], point["stages"], point.get("q_stages", 1)
+    q = row_stages * rows * panels(head_dim) * ROW_BYTES
+    kv = stages * point["BN"] * (panels(head_dim) + panels(head_dim_v)) * ROW_BYTES
+    o = rows * panels(head_dim_v) * ROW_BYTES if point.get("out_buffer", 1) else 0
+    barriers = 8 * (2 * (row_stages + 2 * stages) + TILE_BARRIERS)
+    return q + kv + o + barriers + TILE_SLOT_BYTES
+
+
+def accumulator_registers(head_dim_v: int, point: Point) -> int:
+    """Registers a consumer thread needs for O, S and P."""
+    p = point["BN"] // 4 if point["overlap"] else 0  # else P takes the place of S
+    return head_dim_v // 2 + point["BN"] // 2 + p
+
+
+def _rows_per_warpgroup(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    rows, consumers = point["BM"], point["consumer_warpgroups"]
+    if rows != consumers * WARPGROUP_ROWS:
+        return f"BM={rows} is not {WARPGROUP_ROWS} rows for each of {consumers} warpgroups"
+    return None
+
+
+def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    wanted = hopper_smem_bytes(problem.head_dim, problem.head_dim_v, point)
+    if wanted > gpu.smem_per_block_bytes:
+        return f"{wanted} bytes of shared memory wanted, {gpu.smem_per_block_bytes} there"
+    return None
+
+
+def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    consumers = point["consumer_warpgroups"]
+    there = REGISTERS_BY_ROLE[consumers][0]
+    wanted = accumulator_registers(problem.head_dim_v, point) + SPARE_REGISTERS
+    if wanted > there:
+        return f"about {wanted} registers a thread wanted, {there} with {consumers} warpgroups"
+    return None
+
+
+def _out_over_rows(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    if not point["out_buffer"] and problem.head_dim_v > problem.head_dim:
+        return f"O has {problem.head_dim_v} columns and Q only {problem.head_dim} to hold them"
+    return None
+
+
+def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    if point["consumer_warpgroups"] == 1 and (point["pingpong"] or point["skip"]):
+        return "pingpong and skip are for more than one consumer warpgroup"
+    if point["integer_max"] and not point["rescale_threshold"]:
+        return "integer_max needs a rescale threshold"
+    if point["q_stages"] > 1 and not point["persistent"]:
+        return "a second Q stage is for persistent blocks"
+    return None
+
+
+HOPPER_CONSTRAINTS = (
+    Constraint("rows_per_warpgroup", _rows_per_warpgroup),
+    Constraint("takes_effect", _takes_effect),
+    Constraint("out_over_rows", _out_over_rows),
+    Constraint("fits_smem", _fits_smem),
+    Constraint("fits_registers", _fits_registers),
+)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from space.constraints import CONSTRAINTS, Census, violated
+from space.constraints import Census, violated
 from space.gpu import GpuSpec
 from space.params import Point, Space
 from space.variant import DType, Problem
@@ -24,6 +24,15 @@ DECISIVE = frozenset(
         "p_in_registers",
         "blocks_per_sm",
         "epilogue_smem",
+        "consumer_warpgroups",
+        "q_stages",
+        "out_buffer",
+        "overlap",
+        "pingpong",
+        "skip",
+        "integer_max",
+        "rescale_threshold",
+        "persistent",
     }
 )
 
@@ -64,7 +73,7 @@ class LegalPoints:
 def legal_points(problem: Problem, gpu: GpuSpec, space: Space) -> LegalPoints:
     """Judge every choice of the decisive parameters once, and count the points by verdict."""
     rest = _fillings(space).size()
-    cores, pruned = _judged(problem.head_dim, problem.head_dim_v, gpu, _decisive(space))
+    cores, pruned = _judged(problem.head_dim, problem.head_dim_v, _limits(gpu), _decisive(space))
     counts = tuple((name, n * rest) for name, n in pruned)
     return LegalPoints(problem, gpu, space, cores, Census(len(cores) * rest, space.size(), counts))
 
@@ -75,18 +84,27 @@ def _judged(
 ) -> tuple[tuple[Point, ...], tuple[tuple[str, int], ...]]:
     """Return the legal points of the decisive parameters and counts of the others by reason.
 
-    Legality follows from head dims and tiles; variant, mask and which 16-bit type do not matter.
+    Legality follows from head dims, tiles and the card's limits; variant, mask, which 16-bit type
+    and the card's rates do not matter.
     """
     problem = Problem("", DType.FP16, head_dim, head_dim_v, False)
     cores = []
-    pruned = {c.name: 0 for c in CONSTRAINTS}
+    pruned: dict[str, int] = {}
     for core in decisive.points():
         found = violated(problem, core, gpu)
         if found is None:
             cores.append(core)
         else:
-            pruned[found[0]] += 1
-    return tuple(cores), tuple((name, n) for name, n in pruned.items() if n)
+            pruned[found[0]] = pruned.get(found[0], 0) + 1
+    return tuple(cores), tuple(pruned.items())
+
+
+def _limits(gpu: GpuSpec) -> GpuSpec:
+    """The card without what does not decide legality, so that cards with equal limits are one."""
+    return replace(
+        gpu, name="", title="", num_sms=0, tensor_tflops=0.0, bandwidth_gbs=0.0, l2_bytes=0,
+        clock_ghz=0.0,
+    )  # fmt: skip
 
 
 def _decisive(space: Space) -> Space:

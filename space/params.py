@@ -36,7 +36,10 @@ class Point:
 
     def get(self, name: str, default: int) -> int:
         """Return the value of `name`, or `default` when the point does not have it."""
-        return self.as_dict().get(name, default)
+        for key, value in self.items:
+            if key == name:
+                return value
+        return default
 
     def as_dict(self) -> dict[str, int]:
         """Return a new mapping from name to value."""

@@ -42,6 +42,7 @@ class SoftmaxPlan:
     scale_folded: bool
     accumulators: tuple[str, ...]
     threshold: int  #: log2 growth of the maximum before a rescale; 0 rescales always
+    integer_max: bool  #: maxima of three by integer comparison; needs a threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +268,8 @@ def softmax_plans(program: ast.Program, body: tuple[ast.Stmt, ...]) -> tuple[Sof
             )  # fmt: skip
             folded = _scale_before(loop.body[:at], scores) is not None
             threshold = program.param("rescale_threshold", 0)
-            found.append(SoftmaxPlan(scores, folded, accumulators, threshold))
+            integer_max = bool(threshold and program.param("integer_max", 0))
+            found.append(SoftmaxPlan(scores, folded, accumulators, threshold, integer_max))
     return tuple(found)
 
 

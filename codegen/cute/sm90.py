@@ -21,6 +21,7 @@ from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.kernel import ArgKind
 from codegen.tl import ast
+from space.constraints import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS
 from space.variant import DType
 
@@ -31,6 +32,9 @@ struct alignas(64) TensorMap { char bytes[128]; };
 
 __device__ __forceinline__ uint64_t* barrier_at(int number) {
   return reinterpret_cast<uint64_t*>(smem + kBarriers) + number;
+}
+__device__ __forceinline__ int volatile* tile_slots() {
+  return reinterpret_cast<int volatile*>(smem + kTileSlots);
 }
 // waits until the barrier's phase of this parity has ended
 __device__ __forceinline__ void wait(int number, uint32_t parity) {
@@ -112,10 +116,11 @@ class _Emitter:
         base = plan.base
         out.line(f"// {base.problem.key} for sm_90a")
         out.line("// " + " ".join(f"{k}={v}" for k, v in base.program.params))
-        for header in ("copy_sm90_desc", "copy_sm90_tma"):
+        for header in ("copy_sm90", "copy_sm90_desc", "copy_sm90_tma"):
             out.line(f"#include <cute/arch/{header}.hpp>")
         out.lines(COMMON_PRELUDE)
         out.line(f"constexpr int kBarriers = {plan.barrier_offset};")
+        out.line(f"constexpr int kTileSlots = {plan.tile_slot_offset};")
         out.lines(PACK["async", base.problem.dtype])
         out.lines(UNPACK[base.problem.dtype])
         out.lines(PRELUDE)
@@ -157,6 +162,11 @@ class _Emitter:
                             f"initialize_barrier(*barrier_at({ring.empty + stage}), "
                             f"{plan.consumers});"
                         )
+                if plan.scheduler == 2:
+                    first, readers = plan.tile_barrier, 4 * plan.consumers
+                    for slot in (0, 1):
+                        out.line(f"initialize_barrier(*barrier_at({first + slot}), 1);")
+                        out.line(f"initialize_barrier(*barrier_at({first + 2 + slot}), {readers});")
                 out.line('asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");')
             out.line("__syncthreads();")
             out.line(f"int const row_blocks = ceil_div(M, {plan.base.rows});")
@@ -167,18 +177,47 @@ class _Emitter:
             with out.block("else"):
                 self._consumer()
 
-    def _tiles(self, body: Callable[[], None]) -> None:
-        """Write the walk over tiles that producer and consumers share."""
+    def _tiles(self, body: Callable[[], None], following: Callable[[], None]) -> None:
+        """Write the walk over tiles; `following` writes how the next one is found."""
         out, plan = self.out, self.plan
-        if plan.scheduler == 2:
-            raise PlanError("persistent = 2 needs the dynamic scheduler")
-        step = "tiles" if plan.scheduler == 0 else "gridDim.x"
+        out.line("int tile = blockIdx.x;")
         out.line("#pragma unroll 1")
-        with out.block(f"for (int tile = blockIdx.x; tile < tiles; tile += {step})"):
+        with out.block("while (tile < tiles)"):
             tile_position(plan.base, out, "tile")
             out.line(f"int const row0 = block_idx * {plan.base.rows};")
             self.statements.loop_bounds(plan.loop)
             body()
+            if plan.scheduler == 2:
+                following()
+            else:
+                out.line(f"tile += {'tiles' if plan.scheduler == 0 else 'gridDim.x'};")
+
+    def _draw_tile(self) -> None:
+        """The producer draws the next tile's number and publishes it to the consumers."""
+        out, first = self.out, self.plan.tile_barrier
+        out.line("// each tile past the grid is drawn once, each block draws once in vain")
+        with out.block(""):
+            out.line("int const ticket = atomicAdd(tickets, 1);")
+            out.line(
+                "if (ticket == tiles - 1) *tickets = 0;  // the last: ready for the next launch"
+            )
+            out.line("tile = gridDim.x + ticket;")
+            out.line("uint32_t const slot = drawn % 2;")
+            out.line(f"wait({first + 2} + slot, (drawn / 2 & 1) ^ 1);")
+            out.line("tile_slots()[slot] = tile;")
+            out.line(f"arrive({first} + slot);")
+            out.line("++drawn;")
+
+    def _read_tile(self) -> None:
+        """A consumer reads the tile's number that the producer published."""
+        out, first = self.out, self.plan.tile_barrier
+        with out.block(""):
+            out.line("uint32_t const slot = drawn % 2;")
+            out.line(f"wait({first} + slot, drawn / 2 & 1);")
+            out.line("tile = tile_slots()[slot];")
+            out.line("__syncwarp();")
+            out.line(f"if (lane == 0) arrive({first + 2} + slot);")
+            out.line("++drawn;")
 
     # ---- producer ------------------------------------------------------------------------------
 
@@ -188,7 +227,9 @@ class _Emitter:
         with out.block("if (threadIdx.x == 0)"):
             for ring in plan.rings:
                 out.line(f"uint32_t {ring.name}_count = 0;")
-            self._tiles(self._producer_tile)
+            if plan.scheduler == 2:
+                out.line("uint32_t drawn = 0;")
+            self._tiles(self._producer_tile, self._draw_tile)
 
     def _producer_tile(self) -> None:
         out, plan, var = self.out, self.plan, self.var
@@ -249,7 +290,9 @@ class _Emitter:
         if plan.pingpong:
             out.line("// the first warpgroup has the first turn")
             out.line(f"if (consumer == {plan.consumers - 1}) named_arrive({TURN_BARRIER}, 256);")
-        self._tiles(self._consumer_tile)
+        if plan.scheduler == 2:
+            out.line("uint32_t drawn = 0;")
+        self._tiles(self._consumer_tile, self._read_tile)
         out.line('if (leader) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");')
 
     def _consumer_tile(self) -> None:
@@ -266,21 +309,21 @@ class _Emitter:
         for stmt in plan.before:
             self.statements.emit(stmt, None)
         row_ring = self.row_ring
-        out.line(f"wait({row_ring.barrier}, {row_ring.name}_count & 1);")
+        self._wait_full(row_ring)
         out.line(f"int {var} = {var}_lo;")
         if plan.overlap:
             self._overlapped(hi)
         else:
             self._serial(hi)
+            self._release_rows()
         if own:
             self._pass_over(hi)
-        out.line(f"if (leader) arrive({row_ring.barrier + 1});")
-        out.line(f"++{row_ring.name}_count;")
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy):
                 self._store(stmt)
             else:
                 self.statements.emit(stmt, None)
+        out.line(f"++{row_ring.name}_count;")
 
     def _serial(self, hi: str) -> None:
         out, var = self.out, self.var
@@ -324,8 +367,17 @@ class _Emitter:
                 self._front(drain)
                 self._reshape(declare=False)
             self._accumulate()
+            self._release_rows()
             self._drain(0, self.back_gemm.out)
             self._release(self.v)
+        with out.block("else"):
+            self._release_rows()
+
+    def _release_rows(self) -> None:
+        """The row tile is read no more: its products have been waited for."""
+        if not self.plan.out_in_rows:
+            ring = self.row_ring
+            self.out.line(f"if (leader) arrive({ring.empty} + {ring.name}_count % {ring.stages});")
 
     def _pass_turn(self) -> None:
         """Let the next warpgroup issue its products."""
@@ -375,6 +427,7 @@ class _Emitter:
         with out.block(""):
             out.line(
                 f"uint64_t const a = tile_descriptor(smem_at + {q.offset} + "
+                f"{q.name}_count % {q.stages} * {q.stage_bytes} + "
                 f"consumer * {WARPGROUP_ROWS * ROW_BYTES}, 16);"
             )
             out.line(
@@ -414,27 +467,48 @@ class _Emitter:
         plan, statements = self.plan, self.statements
         softmax = any(isinstance(s, ast.Custom) and s.op == "Softmax" for s in plan.front)
         statements.drain = drain if softmax else None
-        suffix = "_own" if plan.loop.masks else ""
-        for stmt in plan.front:
-            if isinstance(stmt, ast.Gemm):
-                continue
-            at = next(k for k, s in enumerate(plan.loop.body) if s is stmt)
-            self._masks_at(at, suffix)
+        body = plan.loop.body
+        reshape = next(k for k, s in enumerate(body) if isinstance(s, ast.Reshape))
+        pending = [(body.index(s), s) for s in plan.front if not isinstance(s, ast.Gemm)]
+        if (rare := self._rarely_touched(pending)) is not None:
+            with self.out.block(f"if ({rare})"):
+                for at, stmt in pending[:1]:
+                    statements.emit(stmt, None)
+                    self._masks_at(at + 1)
+            done, pending = pending[0][0] + 1, pending[1:]
+        else:
+            done = -1
+        for at, stmt in pending:
+            if at != done:
+                self._masks_at(at)
             statements.emit(stmt, None)
-        at = next(k for k, s in enumerate(plan.loop.body) if isinstance(s, ast.Reshape))
-        self._masks_at(at, suffix)
+        self._masks_at(reshape)
         if drain is not None and not softmax:
             drain()
 
-    def _masks_at(self, at: int, suffix: str) -> None:
+    def _rarely_touched(self, pending: list[tuple[int, ast.Stmt]]) -> str | None:
+        """C++ for «this tile's scores change before the softmax»: one branch for sign and masks.
+
+        None when the front does not start with a scale that is folded into the softmax.
+        """
+        at, first = pending[0]
+        folded = [s.scores for s in self.plan.base.softmaxes if s.scale_folded]
+        if not (isinstance(first, ast.Custom) and first.op == "Scale" and first.name in folded):
+            return None
+        masks = [m for m in self.plan.loop.masks if m.at == at + 1]
+        if any(m.window for m in masks):
+            return None
+        touched = [f"{self.var} >= {self.var}_full_own"] if masks else []
+        return " || ".join([*touched, "scale < 0.f"])
+
+    def _masks_at(self, at: int) -> None:
         loop = self.plan.loop
         for mask in loop.masks:
             if mask.at == at:
                 stated = self.statements.is_mask(loop.body[at], mask)
-                self.statements.mask(
-                    loop, mask, loop.body[at] if stated else None, False,
-                    ("own_row0", WARPGROUP_ROWS, suffix),
-                )  # fmt: skip
+                own = ("own_row0", WARPGROUP_ROWS, "_own")
+                stmt = loop.body[at] if stated else None
+                self.statements.mask(loop, mask, stmt, always=False, own=own)
 
     def _reshape(self, declare: bool = True) -> None:
         stmt = self.plan.back[0]
@@ -450,32 +524,48 @@ class _Emitter:
         fragment = plan.base.fragment(stmt.name)
         assert fragment is not None
         panel_count = -(-fragment.columns // PANEL_COLUMNS)
-        own = panel_count * WARPGROUP_ROWS * ROW_BYTES
         tensor = stmt.target or stmt.name
         comment(out, stmt)
-        out.line("// the previous tile's store has read the buffer")
-        out.line('if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");')
-        out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
-        out.line(f"uint32_t const out_at = {plan.out_offset} + consumer * {own};")
-        with out.unrolled("r", 2):
-            out.line("int const row = warp % 4 * 16 + r * 8 + lane / 4;")
-            with out.unrolled("n", fragment.n_atoms):
-                low, high = (f"{stmt.name}[0][n][r * 2 + {c}]" for c in (0, 1))
-                at = (
-                    f"out_at + n / 8 * {WARPGROUP_ROWS * ROW_BYTES} + row * {ROW_BYTES} + "
-                    "(n % 8 ^ (row & 7)) * 16 + (lane & 3) * 4"
-                )
-                out.line(f"*reinterpret_cast<uint32_t*>(smem + {at}) = pack({low}, {high});")
+        if not plan.out_in_rows:
+            out.line("// the previous tile's store has read the buffer")
+            out.line('if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");')
+            out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
+        own = WARPGROUP_ROWS * ROW_BYTES
+        ring = self.row_ring
+        slot = f" + {ring.name}_count % {ring.stages} * {ring.stage_bytes}"
+        slot = slot if plan.out_in_rows else ""
+        out.line(f"uint32_t const out_at = {plan.out_offset}{slot} + consumer * {own};")
+        out.line("int const out_row = warp % 4 * 16 + (lane & 15);")
+        chunk = f"((n % 8 + (lane >> 4)) ^ (out_row & 7)) * {CHUNK_BYTES}"
+        at = f"out_at + n / 8 * {plan.out_panel_bytes} + out_row * {ROW_BYTES} + {chunk}"
+        out.line("#pragma unroll")
+        with out.block(f"for (int n = 0; n + 1 < {fragment.n_atoms}; n += 2)"):
+            out.line(f"float const(&x)[4] = {stmt.name}[0][n];")
+            out.line(f"float const(&y)[4] = {stmt.name}[0][n + 1];")
+            out.line("SM90_U32x4_STSM_N::copy(pack(x[0], x[1]), pack(x[2], x[3]),")
+            out.line("    pack(y[0], y[1]), pack(y[2], y[3]),")
+            out.line(f"    *reinterpret_cast<uint128_t*>(smem + {at}));")
+        if fragment.n_atoms % 2:
+            with out.block(""):
+                out.line(f"int const n = {fragment.n_atoms - 1};")
+                out.line(f"float const(&x)[4] = {stmt.name}[0][n];")
+                out.line("SM90_U32x2_STSM_N::copy(pack(x[0], x[1]), pack(x[2], x[3]),")
+                out.line(f"    *reinterpret_cast<uint128_t*>(smem + {at}));")
         out.line("tma_store_fence();")
         out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
         with out.block("if (leader && own_row0 < M)"):
             with out.unrolled("panel", panel_count):
                 out.line(
                     f"SM90_TMA_STORE_4D::copy(&map{tensor}, smem + out_at + "
-                    f"panel * {WARPGROUP_ROWS * ROW_BYTES},"
+                    f"panel * {plan.out_panel_bytes},"
                 )
                 out.line(f"    panel * {PANEL_COLUMNS}, own_row0, head, batch);")
             out.line("tma_store_arrive();")
+        if plan.out_in_rows:
+            with out.block("if (leader)"):
+                out.line("// the row tile's buffer is free once the store has read it")
+                out.line('asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");')
+                out.line(f"arrive({ring.empty} + {ring.name}_count % {ring.stages});")
 
 
 class _NoCopies:

@@ -27,7 +27,15 @@ from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
 from space.gpu import GpuSpec
-from space.hopper import REGISTERS_BY_ROLE, WARPGROUP_ROWS, hopper_smem_bytes
+from space.hopper import (
+    REGISTERS_BY_ROLE,
+    TILE_BARRIERS,
+    TILE_SLOT_BYTES,
+    WARPGROUP_ROWS,
+    hopper_smem_bytes,
+    panels,
+)
+from space.params import Point
 from space.variant import Problem
 
 BARRIER_BYTES = 8
@@ -84,10 +92,21 @@ class Sm90Plan:
     pingpong: bool
     scheduler: int  #: 0 one tile a block, 1 static persistent, 2 dynamic persistent
     skip: bool  #: a warpgroup passes over key tiles that none of its rows sees
-    integer_max: bool
     out_offset: int
+    out_panel_bytes: int  #: from one 64-column panel of the output buffer to the next
+    out_in_rows: bool  #: O is staged in the row tile's buffer, read no more by then
     barrier_offset: int
     smem_bytes: int
+
+    @property
+    def tile_barrier(self) -> int:
+        """Number of the tile scheduler's first barrier: two full, then two empty."""
+        return sum(2 * r.stages for r in self.rings)
+
+    @property
+    def tile_slot_offset(self) -> int:
+        """Byte offset of the two published tile numbers."""
+        return self.barrier_offset + (self.tile_barrier + TILE_BARRIERS) * BARRIER_BYTES
 
     @property
     def threads(self) -> int:
@@ -118,16 +137,19 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         raise PlanError("the Hopper back end lowers loops over key tiles")
     front, back = _split(loop.body)
     at = kernel.body.index(loops[0])
-    rings, end = _rings(kernel, program.param("stages", 2))
+    rings, end = _rings(kernel, program.param("stages", 2), program.param("q_stages", 1))
     out_columns = _out_columns(kernel)
-    out_offset = end
-    out_bytes = rows * -(-out_columns // PANEL_COLUMNS) * ROW_BYTES
-    barrier_offset = out_offset + out_bytes
-    smem = barrier_offset + _barriers(rings) * BARRIER_BYTES + 64
-    wanted = hopper_smem_bytes(
-        rows, number_of_keys(loop), rings[0].columns, out_columns, program.param("stages", 2)
-    )
-    assert smem == wanted, f"{smem} != {wanted}"
+    row_ring = next(r for r in rings if r.per_tile)
+    out_in_rows = not program.param("out_buffer", 1)
+    if out_in_rows and out_columns > row_ring.columns:
+        raise PlanError(f"{out_columns} output columns do not fit over {row_ring.columns} of a row")
+    out_offset = row_ring.offset if out_in_rows else end
+    out_bytes = 0 if out_in_rows else rows * panels(out_columns) * ROW_BYTES
+    barrier_offset = end + out_bytes
+    smem = barrier_offset + (_barriers(rings) + TILE_BARRIERS) * BARRIER_BYTES + TILE_SLOT_BYTES
+    wanted = hopper_smem_bytes(problem.head_dim, problem.head_dim_v, Point(program.params))
+    if smem != wanted:
+        raise PlanError(f"planned {smem} bytes of shared memory, predicted {wanted}")
     if smem > gpu.smem_per_block_bytes:
         raise PlanError(
             f"{smem} bytes of shared memory wanted, {gpu.smem_per_block_bytes} on {gpu.name}"
@@ -175,16 +197,12 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         pingpong=bool(program.param("pingpong", 0)) and consumers > 1,
         scheduler=program.param("persistent", 1),
         skip=bool(program.param("skip", 0)) and consumers > 1,
-        integer_max=bool(program.param("integer_max", 0)),
         out_offset=out_offset,
+        out_panel_bytes=row_ring.panel_bytes if out_in_rows else rows * ROW_BYTES,
+        out_in_rows=out_in_rows,
         barrier_offset=barrier_offset,
         smem_bytes=smem,
     )
-
-
-def number_of_keys(loop: LoopPlan) -> int:
-    """Key rows of a tile."""
-    return loop.columns
 
 
 def _split(body: tuple[ast.Stmt, ...]) -> tuple[tuple[ast.Stmt, ...], tuple[ast.Stmt, ...]]:
@@ -204,7 +222,7 @@ def _split(body: tuple[ast.Stmt, ...]) -> tuple[tuple[ast.Stmt, ...], tuple[ast.
     return front, back
 
 
-def _rings(kernel: ast.Kernel, stages: int) -> tuple[tuple[Ring, ...], int]:
+def _rings(kernel: ast.Kernel, stages: int, row_stages: int) -> tuple[tuple[Ring, ...], int]:
     rings: list[Ring] = []
     offset = barrier = 0
     looped = {c.name for loop in kernel.body if isinstance(loop, ast.For) for c in loads(loop.body)}
@@ -212,7 +230,7 @@ def _rings(kernel: ast.Kernel, stages: int) -> tuple[tuple[Ring, ...], int]:
         tile = kernel.tile(name, ast.Memory.SHARED)
         if tile is None:
             raise PlanError(f"{name} is copied to shared memory and has no tile there")
-        count = stages if name in looped else 1
+        count = stages if name in looped else row_stages
         ring = Ring(name, tile.rows, tile.columns, count, offset, name not in looped, barrier)
         rings.append(ring)
         offset += ring.stage_bytes * count

@@ -16,7 +16,7 @@ HUGE = "1048576.f"
 
 
 class SoftmaxLowering:
-    """The state of a softmax over S is S_max and S_sum, two rows an atom and lane."""
+    """The state of a softmax over S is S_max, S_shift and S_sum, two rows an atom and lane."""
 
     def __init__(self, plan: KernelPlan, out: Writer) -> None:
         self.plan, self.out = plan, out
@@ -32,7 +32,9 @@ class SoftmaxLowering:
                 out.line(f"float const {name}_log2 = fmaxf(fabsf(scale), 1e-37f) * {LOG2E};")
             else:
                 out.line(f"float const {name}_log2 = {LOG2E};")
-            states = [("max", "-INFINITY"), ("sum", "0.f")]
+            states = [("max", "-INFINITY"), ("shift", "0.f"), ("sum", "0.f")]
+            if s.integer_max:
+                states.append(("limit", "__int_as_float(0x7fffffff)"))
             if s.threshold:
                 out.line(f"float const {name}_slack = {s.threshold}.f / {name}_log2;")
             names = ", ".join(f"{name}_{state}[{self.m_atoms}][2]" for state, _ in states)
@@ -53,14 +55,14 @@ class SoftmaxLowering:
             raise PlanError(f"softmax over {name}, which is not a tile in registers")
         out.line(f"float {name}_top[{self.m_atoms}][2];")
         if s.threshold:
-            out.line("bool grown = false;")
+            out.line(f"bool grown = {name}_huge;")
         with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
-            out.line(f"float x = fmaxf({name}[m][0][r * 2], {name}[m][0][r * 2 + 1]);")
-            with out.unrolled("n", fragment.n_atoms, 1):
-                out.line(f"x = fmaxf(x, fmaxf({name}[m][n][r * 2], {name}[m][n][r * 2 + 1]));")
-            out.line(f"{name}_top[m][r] = x;")
-            if s.threshold:
-                out.line(f"grown |= x > {name}_max[m][r] + {name}_slack;")
+            if s.integer_max:
+                self._integer_top(name, fragment.n_atoms)
+            else:
+                self._top(name, fragment.n_atoms)
+                if s.threshold:
+                    out.line(f"grown |= x > {name}_max[m][r] + {name}_slack;")
         if s.threshold:
             out.line(f"// a maximum may lag by 2^{s.threshold}: the division at the end cancels it")
             out.line("bool const moved = __any_sync(~0u, grown);")
@@ -73,38 +75,56 @@ class SoftmaxLowering:
                 before_rescale()
             with out.block(""):
                 self._new_maximum(s)
-        with out.block(f"if ({name}_huge)"):
-            out.line("// products this large are not exact: subtract first")
-            with (
-                out.unrolled("m", self.m_atoms),
-                out.unrolled("n", fragment.n_atoms),
-                out.unrolled("e", 4),
-            ):
-                out.line(
-                    f"{name}[m][n][e] -= {name}_max[m][e >> 1] == -INFINITY ? 0.f : "
-                    f"{name}_max[m][e >> 1];"
-                )
         with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
-            out.line(
-                f"float const shift = {name}_huge || {name}_max[m][r] == -INFINITY ? 0.f : "
-                f"{name}_max[m][r] * {name}_log2;"
-            )
+            out.line("float part[2] = {0.f, 0.f};  // two chains of additions")
             with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
                 out.line(f"float& x = {name}[m][n][r * 2 + c];")
-                out.line(f"x = exp2_approx(fmaf(x, {name}_log2, -shift));")
-                out.line(f"{name}_sum[m][r] += x;")
+                out.line(f"x = exp2_approx(fmaf(x, {name}_log2, -{name}_shift[m][r]));")
+                out.line("part[c] += x;")
+            out.line(f"{name}_sum[m][r] += part[0] + part[1];")
+
+    def _top(self, name: str, n_atoms: int) -> None:
+        """The lane's own maximum of a row."""
+        out = self.out
+        out.line(f"float x = fmaxf({name}[m][0][r * 2], {name}[m][0][r * 2 + 1]);")
+        with out.unrolled("n", n_atoms, 1):
+            out.line(f"x = fmaxf(x, fmaxf({name}[m][n][r * 2], {name}[m][n][r * 2 + 1]));")
+        out.line(f"{name}_top[m][r] = x;")
+
+    def _integer_top(self, name: str, n_atoms: int) -> None:
+        """The same by integer comparison, three at a time: right where the maximum is positive.
+
+        A limit that is not positive is kept as NaN, which no maximum is at most: the exact one is
+        then taken by the branch that follows.
+        """
+        out = self.out
+        out.line(f"int x = __float_as_int({name}[m][0][r * 2]);")
+        out.line(f"int y = __float_as_int({name}[m][0][r * 2 + 1]);")
+        with out.unrolled("n", n_atoms, 1):
+            out.line("int& z = n & 1 ? x : y;  // two chains")
+            bits = [f"__float_as_int({name}[m][n][r * 2 + {c}])" for c in (0, 1)]
+            out.line(f"z = max(max(z, {bits[0]}), {bits[1]});")
+        out.line(f"grown |= !(__int_as_float(max(x, y)) <= {name}_limit[m][r]);")
 
     def _new_maximum(self, s: SoftmaxPlan) -> None:
         out, name = self.out, s.scores
         out.line("bool huge = false;")
         with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+            if s.integer_max:
+                fragment = self.plan.fragment(name)
+                assert fragment is not None
+                self._top(name, fragment.n_atoms)
             out.line(f"float const high = fmaxf({name}_max[m][r], quad_max({name}_top[m][r]));")
             out.line(
                 "float const decay = high == -INFINITY ? 1.f : "
                 f"exp2_approx(({name}_max[m][r] - high) * {name}_log2);"
             )
             out.line(f"{name}_max[m][r] = high;")
-            out.line(f"huge |= high != -INFINITY && fabsf(high * {name}_log2) > {HUGE};")
+            if s.integer_max:
+                out.line(f"float const limit = high + {name}_slack;")
+                out.line(f"{name}_limit[m][r] = limit > 0.f ? limit : __int_as_float(0x7fffffff);")
+            out.line(f"{name}_shift[m][r] = high == -INFINITY ? 0.f : high * {name}_log2;")
+            out.line(f"huge |= fabsf({name}_shift[m][r]) > {HUGE};")
             out.line(f"{name}_sum[m][r] *= decay;")
             for accumulator in s.accumulators:
                 fragment = self.plan.fragment(accumulator)
@@ -113,6 +133,17 @@ class SoftmaxLowering:
                     out.line(f"{accumulator}[m][n][r * 2] *= decay;")
                     out.line(f"{accumulator}[m][n][r * 2 + 1] *= decay;")
         out.line(f"{name}_huge = __any_sync(~0u, huge);")
+        fragment = self.plan.fragment(name)
+        assert fragment is not None
+        with out.block(f"if ({name}_huge)"):
+            out.line("// products this large are not exact: subtract first")
+            with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
+                out.line(
+                    f"float const high = {name}_max[m][r] == -INFINITY ? 0.f : {name}_max[m][r];"
+                )
+                out.line(f"{name}_shift[m][r] = 0.f;")
+                with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
+                    out.line(f"{name}[m][n][r * 2 + c] -= high;")
 
     def normalize(self, stmt: ast.Custom) -> None:
         """Divide an accumulator by the row sum; a row that saw nothing is 0."""

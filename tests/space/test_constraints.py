@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from space.constraints import CONSTRAINTS, row_pitch_bytes, smem_bytes, space_for, violated
+from space.constraints import CONSTRAINTS, Backend, row_pitch_bytes, smem_bytes, space_for, violated
 from space.gpu import GPUS
 from space.legal import LegalPoints, legal_points
 from space.params import Param, Point, Space
@@ -104,7 +104,7 @@ def test_padded_rows_start_in_eight_bank_groups(columns: int) -> None:
 
 
 def test_shared_memory_adds_up() -> None:
-    base = space_for(PROBLEMS[1], GPUS["h200"])
+    base = space_for(PROBLEMS[1], GPUS["h200"], Backend.MMA_SYNC)
     point = Point(tuple((p.name, p.choices[0]) for p in base.params)).replace(
         BM=128, BN=64, stages=2, swizzle=128, q_in_registers=0, p_in_registers=1
     )
@@ -122,7 +122,7 @@ def test_too_much_shared_memory_names_both_numbers(
     gpu: str, stages: int, limit: int | None
 ) -> None:
     problem = Problem("mla", DType.FP16, 192, 128, False)
-    space = space_for(problem, GPUS["h200"])
+    space = space_for(problem, GPUS["h200"], Backend.MMA_SYNC)
     point = Point(tuple((p.name, p.choices[0]) for p in space.params)).replace(
         BM=64, BN=64, warps=4, stages=stages, swizzle=128, q_in_registers=0, blocks_per_sm=1
     )
@@ -138,10 +138,17 @@ def test_too_much_shared_memory_names_both_numbers(
 def test_a_space_leaves_out_what_can_never_be_legal() -> None:
     turing = space_for(PROBLEMS[0], GPUS["t4"])
     assert turing.param("stages").choices == (1,)
-    assert space_for(PROBLEMS[1], GPUS["h200"]).param("causal_longest_first").choices == (0,)
-    odd = space_for(Problem("mha", DType.FP16, 72, 72, False), GPUS["h200"])
+    assert space_for(PROBLEMS[1], GPUS["h200"], Backend.MMA_SYNC).param(
+        "causal_longest_first"
+    ).choices == (0,)
+    odd = space_for(Problem("mha", DType.FP16, 72, 72, False), GPUS["l40s"])
     assert odd.param("swizzle").choices == (0,)
-    assert space_for(PROBLEMS[2], GPUS["h200"]).param("swizzle").choices == (128, 64, 32, 0)
+    assert space_for(PROBLEMS[2], GPUS["h200"], Backend.MMA_SYNC).param("swizzle").choices == (
+        128,
+        64,
+        32,
+        0,
+    )
 
 
 def test_constraints_have_names_of_their_own() -> None:

@@ -16,6 +16,7 @@ from space.variant import DType, Problem
 PROBLEM = Problem("mla", DType.BF16, 192, 128, True)
 GPU = GPUS["l40s"]
 SPACE = space_for(PROBLEM, GPU)
+BOTH = st.sampled_from([GPU, GPUS["h200"]])  # one card of each back end
 
 
 def small() -> Space:
@@ -37,20 +38,24 @@ def test_agrees_with_the_census_of_every_point() -> None:
 
 @given(st.data())
 def test_no_constraint_reads_another_parameter(data: st.DataObject) -> None:
-    draw = {p.name: data.draw(st.sampled_from(p.choices)) for p in SPACE.params}
+    gpu = data.draw(BOTH)
+    space = space_for(PROBLEM, gpu)
+    draw = {p.name: data.draw(st.sampled_from(p.choices)) for p in space.params}
     other = {
         p.name: draw[p.name] if p.name in DECISIVE else data.draw(st.sampled_from(p.choices))
-        for p in SPACE.params
+        for p in space.params
     }
-    one, two = SPACE.point(draw), SPACE.point(other)
-    assert violated(PROBLEM, one, GPU) == violated(PROBLEM, two, GPU)
+    one, two = space.point(draw), space.point(other)
+    assert violated(PROBLEM, one, gpu) == violated(PROBLEM, two, gpu)
 
 
 @given(st.data())
 def test_variant_mask_and_dtype_do_not_decide(data: st.DataObject) -> None:
-    point = SPACE.point({p.name: data.draw(st.sampled_from(p.choices)) for p in SPACE.params})
+    gpu = data.draw(BOTH)
+    space = space_for(PROBLEM, gpu)
+    point = space.point({p.name: data.draw(st.sampled_from(p.choices)) for p in space.params})
     plain = Problem("mha", DType.FP16, PROBLEM.head_dim, PROBLEM.head_dim_v, False)
-    assert violated(PROBLEM, point, GPU) == violated(plain, point, GPU)
+    assert violated(PROBLEM, point, gpu) == violated(plain, point, gpu)
 
 
 def test_draws_are_legal_points_of_the_space() -> None:

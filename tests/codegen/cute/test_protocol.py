@@ -1,0 +1,49 @@
+"""The Hopper barrier protocol: every legal choice plays to its end, and broken ones do not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from codegen.cute import protocol
+from codegen.cute.protocol import Step, check_protocol
+from codegen.errors import PlanError
+
+CHOICES = list(
+    itertools.product(
+        (1, 2), (1, 2, 3, 4), (1, 2, 3, 4), (True, False), (True, False), (True, False)
+    )
+)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_no_choice_deadlocks(choice: tuple[int, int, int, bool, bool, bool]) -> None:
+    check_protocol(*choice)
+
+
+def test_a_producer_that_loads_values_before_the_next_keys_deadlocks_with_overlap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = protocol.producer_steps
+    monkeypatch.setattr(protocol, "producer_steps", lambda overlap: plain(False))
+    with pytest.raises(PlanError, match="deadlock"):
+        check_protocol(1, 1, 2, True, False, False)
+
+
+def test_a_consumer_that_forgets_to_let_go_of_skipped_tiles_deadlocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = protocol.consumer_steps
+
+    def forgetful(overlap: bool, passed_over: int, late_rows: bool):  # type: ignore[no-untyped-def]
+        seen = {"keys": 0}
+        for step in plain(overlap, passed_over, late_rows):
+            if step == Step("arrive", "empty", "keys", 2):
+                seen["keys"] += 1
+                continue
+            yield step
+
+    monkeypatch.setattr(protocol, "consumer_steps", forgetful)
+    with pytest.raises(PlanError, match="deadlock"):
+        check_protocol(1, 2, 2, True, True, False)

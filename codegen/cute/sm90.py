@@ -469,7 +469,9 @@ class _Emitter:
         statements.drain = drain if softmax else None
         body = plan.loop.body
         reshape = next(k for k, s in enumerate(body) if isinstance(s, ast.Reshape))
-        pending = [(body.index(s), s) for s in plan.front if not isinstance(s, ast.Gemm)]
+        pending: list[tuple[int, ast.Stmt]] = [
+            (body.index(s), s) for s in plan.front if not isinstance(s, ast.Gemm)
+        ]
         if (rare := self._rarely_touched(pending)) is not None:
             with self.out.block(f"if ({rare})"):
                 for at, stmt in pending[:1]:

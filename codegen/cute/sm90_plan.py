@@ -22,6 +22,7 @@ from codegen.cute.plan import (
     stores,
     used_scalars,
 )
+from codegen.cute.protocol import check_protocol
 from codegen.cute.wgmma import PANEL_COLUMNS, ROW_BYTES
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
@@ -154,6 +155,10 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         raise PlanError(
             f"{smem} bytes of shared memory wanted, {gpu.smem_per_block_bytes} on {gpu.name}"
         )
+    overlap, skip = bool(program.param("overlap", 1)), bool(program.param("skip", 0))
+    check_protocol(
+        row_ring.stages, program.param("stages", 2), consumers, overlap, skip, out_in_rows
+    )
     consumer_registers, producer_registers = REGISTERS_BY_ROLE[consumers]
     fragments, vectors = register_tiles(kernel, 4 * consumers)
     base = KernelPlan(
@@ -193,10 +198,10 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         consumers=consumers,
         consumer_registers=consumer_registers,
         producer_registers=producer_registers,
-        overlap=bool(program.param("overlap", 1)),
+        overlap=overlap,
         pingpong=bool(program.param("pingpong", 0)) and consumers > 1,
         scheduler=program.param("persistent", 1),
-        skip=bool(program.param("skip", 0)) and consumers > 1,
+        skip=skip and consumers > 1,
         out_offset=out_offset,
         out_panel_bytes=row_ring.panel_bytes if out_in_rows else rows * ROW_BYTES,
         out_in_rows=out_in_rows,

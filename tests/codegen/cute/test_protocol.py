@@ -10,11 +10,8 @@ from codegen.cute import protocol
 from codegen.cute.protocol import Step, check_protocol
 from codegen.errors import PlanError
 
-CHOICES = list(
-    itertools.product(
-        (1, 2), (1, 2, 3, 4), (1, 2, 3, 4), (True, False), (True, False), (True, False)
-    )
-)
+BOTH = (True, False)
+CHOICES = list(itertools.product((1, 2), (1, 2, 3, 4), (1, 2, 3, 4), BOTH, BOTH, BOTH))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -22,11 +19,18 @@ def test_no_choice_deadlocks(choice: tuple[int, int, int, bool, bool, bool]) -> 
     check_protocol(*choice)
 
 
-def test_a_producer_that_loads_values_before_the_next_keys_deadlocks_with_overlap(
+def test_a_producer_that_loads_values_before_their_keys_deadlocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = protocol.producer_steps
-    monkeypatch.setattr(protocol, "producer_steps", lambda overlap: plain(False))
+    def eager(overlap: bool):  # type: ignore[no-untyped-def]
+        counts = {"rows": 0, "values": 0, "keys": 0}
+        for tiles in protocol.BLOCKS:
+            for ring in ["rows", *["values", "keys"] * tiles]:
+                yield Step("wait", "empty", ring, counts[ring])
+                yield Step("arrive", "full", ring, counts[ring])
+                counts[ring] += 1
+
+    monkeypatch.setattr(protocol, "producer_steps", eager)
     with pytest.raises(PlanError, match="deadlock"):
         check_protocol(1, 1, 2, True, False, False)
 

@@ -12,7 +12,6 @@ from codegen.tl.ast import (
     Coord,
     Copy,
     Custom,
-    Elem,
     Expr,
     For,
     Gemm,
@@ -22,21 +21,19 @@ from codegen.tl.ast import (
     Num,
     Program,
     Reshape,
-    Rows,
     Sketch,
     Stmt,
     Tensor,
-    Tile,
     walk,
 )
-from codegen.tl.dims import Kind, default_columns, infer, loop_kinds, row_kinds
+from codegen.tl.axes import loop_kinds, row_kinds
+from codegen.tl.dims import default_columns, infer
 from codegen.tl.evaluate import Params, evaluate, read_params
 from codegen.tl.flow import (
     Block,
     all_written,
     exposed,
     is_key_name,
-    is_query_name,
     map_exprs,
     names_in,
     reads,
@@ -44,23 +41,19 @@ from codegen.tl.flow import (
     rewrite,
     written,
 )
-from codegen.tl.normalise import (
-    Context,
-    accumulators_of,
+from codegen.tl.inventory import loads_of, tensors_of, tiles_of
+from codegen.tl.kinds import Kind
+from codegen.tl.merging import merge_names
+from codegen.tl.normalise import number_scalars, unify_masks, unify_softcap
+from codegen.tl.online import (
     carry_implied_maxima,
-    derived,
     join_running_max,
-    merge_names,
-    number_scalars,
     one_division,
-    running_maxima,
-    scores_of,
-    unify_masks,
-    unify_scale,
-    unify_softcap,
     unify_softmax_tail,
 )
 from codegen.tl.prepare import RawKernel, prepare, scalar_loads
+from codegen.tl.roles import accumulators_of, derived, running_maxima, scores_of
+from codegen.tl.scaling import Context, unify_scale
 from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS
 from space.params import Point
 from space.variant import Problem
@@ -72,7 +65,6 @@ _ROLES = {
     "q": "Q", "query": "Q", "k": "K", "key": "K", "v": "V", "value": "V",
     "o": "O", "out": "O", "output": "O", "o_out": "O", "o_final": "O", "o_norm": "O",
 }  # fmt: skip
-_F32 = frozenset({"f32", "fp32", "float", "float32"})
 
 
 def assemble(sketch: Sketch, problem: Problem, point: Point) -> Program:
@@ -140,7 +132,18 @@ class _KernelBinder:
         self._reshapes()
         self._fills()
         self._shapes()
-        return Kernel("forward", self._tensors(), self._tiles(), self.block)
+        sizes = self.inference.sizes
+        read_later = frozenset(n for k in self.later for n in loads_of(k.block))
+        tensors = tensors_of(
+            self.block,
+            sizes,
+            self.kinds,
+            self.allocations,
+            self.stored,
+            read_later,
+            self.problem.head_dim,
+        )
+        return Kernel("forward", tensors, tiles_of(self.block, sizes, self.stored), self.block)
 
     def scalars(self) -> tuple[str, ...]:
         """Return the names of run-time numbers that the kernel uses, `scale` first."""
@@ -165,12 +168,7 @@ class _KernelBinder:
         """Results that a later kernel reads as `X_s`, one a split, take that name here."""
         if not self.later:
             return
-        read_later = {
-            s.name
-            for k in self.later
-            for s in walk(k.block)
-            if isinstance(s, Copy) and s.src is Memory.GLOBAL
-        }
+        read_later = {n for k in self.later for n in loads_of(k.block)}
         splits = any(
             isinstance(s, For) and {*names_in(s.lo), *names_in(s.hi)} & set(SPLIT_BOUNDS)
             for s in walk(self.block)
@@ -364,83 +362,6 @@ class _KernelBinder:
             return Num(dims[expr.id])
         return expr
 
-    # ---- tensors and tiles -----------------------------------------------------------------------
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        dtypes = {a.name: a.dtype for a in self.allocations if a.memory is Memory.GLOBAL}
-        loaded = {
-            s.name for s in walk(self.block) if isinstance(s, Copy) and s.src is Memory.GLOBAL
-        }
-        read_later = {
-            s.name
-            for k in self.later
-            for s in walk(k.block)
-            if isinstance(s, Copy) and s.src is Memory.GLOBAL
-        }
-        found: dict[str, Tensor] = {}
-        for stmt in walk(self.block):
-            if not isinstance(stmt, Copy) or Memory.GLOBAL not in (stmt.src, stmt.dst):
-                continue
-            name = stmt.name
-            if name in self.stored:
-                found[name] = replace(self.stored[name], output=False)
-                continue
-            output = stmt.dst is Memory.GLOBAL
-            kept = output and (name in read_later or (name in loaded and not _is_result(name)))
-            single = self.inference.sizes.axis(name, 1).size == 1
-            f32 = kept or single or (dtypes.get(name) or "") in _F32
-            columns: int | str = self.inference.sizes.axis(name, 1).size or 0
-            if any(c.axis == "D" for c in stmt.coords):
-                tiled = self.inference.sizes.axis(name, 1).kind is Kind.KEY
-                columns = "N" if tiled else self.problem.head_dim
-            axes = tuple(c.axis for c in stmt.coords if c.axis not in ("L", "D"))
-            rows = Rows.QUERY if self.kinds[name] is Kind.QUERY else Rows.KEY
-            before = found.get(name)
-            found[name] = Tensor(
-                name,
-                rows,
-                columns,
-                Elem.F32 if f32 else Elem.OPERAND,
-                (output and not kept) or (before is not None and before.output),
-                axes,
-                kept or (before is not None and before.workspace),
-            )
-        return tuple(found.values())
-
-    def _tiles(self) -> tuple[Tile, ...]:
-        sizes = self.inference.sizes
-        levels: dict[tuple[str, Memory], None] = {}
-        for stmt in walk(self.block):
-            match stmt:
-                case Copy():
-                    for memory in (stmt.src, stmt.dst):
-                        if memory in (Memory.SHARED, Memory.REGISTER):
-                            levels[stmt.name, memory] = None
-                    if stmt.target and stmt.src is None:
-                        levels[stmt.target, Memory.REGISTER] = None
-                        levels[stmt.name, Memory.REGISTER] = None
-                case _:
-                    name = written(stmt)
-                    if name is not None and not _only_shared(name, self.block):
-                        levels[name, Memory.REGISTER] = None
-        tiles: list[Tile] = []
-        loaded = {
-            s.name
-            for s in walk(self.block)
-            if isinstance(s, Copy) and s.src is not None and s.src is not Memory.REGISTER
-        }
-        computed = {
-            s.out for s in walk(self.block) if isinstance(s, Gemm)
-        }  # accumulators are f32 wherever they come from
-        for name, memory in levels:
-            columns = sizes.axis(name, 1).size or 1
-            operand = memory is Memory.SHARED or (name in loaded and name not in computed)
-            if name in self.stored or columns == 1:
-                operand = False
-            elem = Elem.OPERAND if operand else Elem.F32
-            tiles.append(Tile(name, memory, sizes.axis(name, 0).size or self.bm, columns, elem))
-        return tuple(tiles)
-
 
 def _rows_only(coords: tuple[Coord, ...]) -> tuple[Coord, ...]:
     return tuple(c for c in coords if c.axis in ("L", "D"))
@@ -460,24 +381,8 @@ def _own(stmt: Stmt) -> str:
     return stmt.name if isinstance(stmt, Copy) else ""
 
 
-def _is_result(name: str) -> bool:
-    return is_query_name(name) and name[:1] in "Oo"
-
-
 def _drop_key_registers(stmt: Stmt) -> Stmt | None:
     """Keys and values on their way to a GEMM: registers are the translator's business."""
     if isinstance(stmt, Copy) and (stmt.src, stmt.dst) == (Memory.SHARED, Memory.REGISTER):
         return None if is_key_name(stmt.name) else stmt
     return stmt
-
-
-def _only_shared(name: str, block: Block) -> bool:
-    """Whether a tile changed in place lives in shared memory only (a scaled Q)."""
-    held = {
-        s.dst for s in walk(block) if isinstance(s, Copy) and s.name == name and s.dst is not None
-    }
-    return (
-        Memory.SHARED in held
-        and Memory.REGISTER not in held
-        and not any(isinstance(s, Gemm) and s.out == name for s in walk(block))
-    )

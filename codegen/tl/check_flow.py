@@ -14,17 +14,18 @@ from codegen.tl.ast import (
     Gemm,
     If,
     Memory,
-    Name,
     Reshape,
     Stmt,
     walk,
 )
-from codegen.tl.flow import Block, exposed, is_query_name, names_in, reads, written
-from codegen.tl.normalise import Context, implied_maxima, scale_factor
+from codegen.tl.check_end import check_end, defined_by
+from codegen.tl.check_scores import ScoresWalk
+from codegen.tl.flow import Block, exposed, is_query_name, names_in
 from codegen.tl.report import Report
+from codegen.tl.roles import implied_maxima
 from codegen.tl.source import Span
 from codegen.tl.subject import INDEX_NAMES, Facts, Subject, facts_of, place_of
-from codegen.tl.vocabulary import MASK_KINDS, ROW_OPS, is_root_of_dim, is_scale
+from codegen.tl.vocabulary import ROW_OPS, is_root_of_dim, is_scale
 
 _RESHAPE = "Reshape {0} from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)"
 #: how many arguments an operator takes besides its tile, where it takes any
@@ -32,7 +33,6 @@ _ARGUMENTS = {
     "Scale": 1, "Softcap": 1, "Max": 1, "Min": 1, "RowMax": 1, "Rescale": 1, "Normalize": 1,
 }  # fmt: skip
 _AXES = ("L", "D", "splits")
-_MASK_HINT = "Write `Compute Mask S, causal`, `window(l, r)`, `bias(B)` or `padding`"
 
 
 @dataclass(slots=True)
@@ -41,15 +41,15 @@ class _State:
 
     held: dict[str, set[Memory]] = field(default_factory=dict)
     reshaped: set[str] = field(default_factory=set)
-    softened: dict[str, int] = field(default_factory=dict)  # tile -> line of its Softmax
-    scaled: dict[str, int] = field(default_factory=dict)  # tile -> line of its scaling
     loops: list[str] = field(default_factory=list)
 
 
 def check_flow(subject: Subject, report: Report) -> None:
     """Walk every kernel and report what is used before it is there, and how it is misused."""
     for block in subject.kernels:
-        _Walk(subject, facts_of(block), report).run()
+        facts = facts_of(block)
+        _Walk(subject, facts, report).run()
+        check_end(subject, facts, report)
 
 
 class _Walk:
@@ -61,13 +61,12 @@ class _Walk:
         self.code = subject.is_code
         self.running = self._running()
         self.softmax = any(isinstance(s, Custom) and s.op == "Softmax" for s in walk(facts.block))
-        scale = subject.problem.head_dim**-0.5 if subject.problem else 0.0
-        self.context = Context(scale, False, subject.params.numbers)
+        self.scores = ScoresWalk(subject, facts, report)
         self.known = subject.params.declared | subject.lengths() | INDEX_NAMES | facts.scalars
 
     def run(self) -> None:
+        """Walk the kernel's statements in order."""
         self._block(self.facts.block)
-        self._ends()
 
     def _running(self) -> frozenset[str]:
         """Names whose value comes from the loop's step before, or is implied at the first."""
@@ -102,7 +101,7 @@ class _Walk:
                 self._tile(stmt.a, stmt.span, "the first operand")
                 if isinstance(stmt.b, str):
                     self._second(stmt.b, stmt.span)
-                self._scaling(stmt, stmt.a)
+                self.scores.scaling(stmt, stmt.a)
                 self._result(stmt.out, stmt.span, stmt.a)
             case Custom():
                 self._custom(stmt)
@@ -206,9 +205,7 @@ class _Walk:
             )  # fmt: skip
         self._hold(name, Memory.REGISTER)
         if source is not None and source != name:
-            for known in (self.state.softened, self.state.scaled):
-                if source in known:
-                    known[name] = known[source]
+            self.scores.renamed(source, name)
             if source in self.state.reshaped:
                 self.state.reshaped.add(name)
 
@@ -336,8 +333,7 @@ class _Walk:
             self._hold(stmt.out, Memory.REGISTER)
             return
         self._result(stmt.out, stmt.span)
-        for known_lines in (self.state.softened, self.state.scaled):
-            known_lines.pop(stmt.out, None)
+        self.scores.redefined(stmt.out)
         self.state.reshaped.discard(stmt.out)
 
     def _custom(self, stmt: Custom) -> None:
@@ -352,9 +348,11 @@ class _Walk:
         self._tile(stmt.name, stmt.span, f"what {stmt.op} works on")
         match stmt.op:
             case "Mask":
-                self._mask(stmt)
+                for kind in stmt.args:
+                    for name in names_in(kind) if isinstance(kind, Call) else ():
+                        self._second(name, stmt.span)
             case "Softmax":
-                self._softmax(stmt)
+                pass  # what it takes besides its tile is its own state
             case op if op in ROW_OPS and stmt.out is None:
                 self.report.add(
                     stmt.span, "missing-output", f"{op} gives a row vector and does not name it",
@@ -376,100 +374,13 @@ class _Walk:
                 for arg in stmt.args:
                     for name in names_in(arg):
                         self._second(name, stmt.span)
-        self._scaling(stmt, stmt.name)
+        self.scores.custom(stmt)
         if stmt.op not in ROW_OPS:
             self._result(stmt.out or stmt.name, stmt.span, stmt.name)
         elif stmt.out is not None:
             self._result(stmt.out, stmt.span)
         if stmt.op == "Softmax":
-            self.state.softened[stmt.out or stmt.name] = stmt.span.line
-            self.state.softened[stmt.name] = stmt.span.line
-
-    def _mask(self, stmt: Custom) -> None:
-        for kind in stmt.args:
-            name = kind.id if isinstance(kind, Name) else ""
-            name = kind.function if isinstance(kind, Call) else name
-            if name not in MASK_KINDS:
-                self.report.add(stmt.span, "unknown-mask", "this is no kind of mask", _MASK_HINT)
-            elif isinstance(kind, Call):
-                if name == "window" and len(kind.args) not in (0, 2):
-                    self.report.add(
-                        stmt.span, "unknown-mask", "a window has two sides",
-                        "Write `window(l, r)`: l keys to the left and r to the right",
-                    )  # fmt: skip
-                for arg in kind.args:
-                    for inner in names_in(arg):
-                        self._second(inner, stmt.span)
-        if stmt.name in self.facts.written and stmt.name not in self.facts.products:
-            self.report.add(
-                stmt.span, "mask-not-scores",
-                f"Mask works on scores, and {stmt.name} is no product of Q and K",
-                "Write `Compute GEMM Q, K.T and get S` and then `Compute Mask S, causal`",
-            )  # fmt: skip
-        line = self.state.softened.get(stmt.name)
-        if line is not None:
-            self.report.add(
-                stmt.span, "mask-after-softmax",
-                f"{stmt.name} is masked after its Softmax on line {line}",
-                f"Move the Mask above line {line}",
-            )  # fmt: skip
-
-    def _softmax(self, stmt: Custom) -> None:
-        name = stmt.name
-        if (line := self.state.softened.get(name)) is not None:
-            self.report.add(
-                stmt.span, "softmax-twice", f"{name} had its Softmax on line {line} already",
-                "Take one of them out",
-            )  # fmt: skip
-            return
-        sources = [s for s in walk(self.facts.block) if isinstance(s, Gemm) and s.out == name]
-        chained = any(s.a.name in self.facts.products for s in sources)
-        if name in self.facts.products and not chained:
-            return
-        if name not in self.facts.written:
-            return  # already said to be undefined
-        what = "an output" if chained else "no product of Q and K"
-        self.report.add(
-            stmt.span, "softmax-not-scores", f"Softmax works on scores, and {name} is {what}",
-            "Write `Compute GEMM Q, K.T and get S` and then `Compute Softmax S`",
-        )  # fmt: skip
-
-    def _scaling(self, stmt: Arith | Custom, name: str) -> None:
-        if scale_factor(stmt, self.context) is None:
-            return
-        if name not in self.facts.products and not self._feeds_scores(name):
-            return
-        targets = {name} | self._scores_from(name)
-        for target in sorted(targets):
-            if (line := self.state.scaled.get(target)) is not None:
-                self.report.add(
-                    stmt.span, "scale-twice",
-                    f"{target} is scaled here and on line {line} already",
-                    "Take one of them out: the problem's scale is applied once",
-                )  # fmt: skip
-                return
-        for target in targets:
-            self.state.scaled[target] = stmt.span.line
-        if (line := self.state.softened.get(name)) is not None:
-            self.report.add(
-                stmt.span, "scale-after-softmax",
-                f"{name} is scaled after its Softmax on line {line}",
-                f"Move the scaling above line {line}",
-            )  # fmt: skip
-
-    def _feeds_scores(self, name: str) -> bool:
-        return bool(self._scores_from(name))
-
-    def _scores_from(self, name: str) -> set[str]:
-        """Return the outputs of the GEMMs that read `name`, when it is loaded from global."""
-        if name not in self.facts.loaded:
-            return set()
-        return {
-            s.out
-            for s in walk(self.facts.block)
-            if isinstance(s, Gemm) and name in (s.a.name, s.b.name)
-            and s.a.name not in self.facts.products
-        }  # fmt: skip
+            self.scores.softmax_done(stmt)
 
     def _reshape(self, stmt: Reshape) -> None:
         source = stmt.src[:2] == ("MMA_C", "MMA_M") and bool(stmt.src[2])
@@ -483,76 +394,3 @@ class _Walk:
             )  # fmt: skip
         self._tile(stmt.name, stmt.span, "reshaped")
         self.state.reshaped.add(stmt.name)
-
-    # ---- at the end of a kernel ------------------------------------------------------------------
-
-    def _ends(self) -> None:
-        block = self.facts.block
-        if not block:
-            if not self.subject.sketch.refused:
-                self.report.add(
-                    Span(1), "no-output", "the program computes nothing",
-                    "Write Copy and Compute statements, and a Copy of the output to global",
-                )  # fmt: skip
-            return
-        read = {n for s in walk(block) for n in _read_apart(s)}
-        for stmt in walk(block):
-            if not isinstance(stmt, Gemm) or stmt.out in self.facts.stored | read:
-                continue
-            if stmt.accumulate:
-                hint = f"Write `Copy {stmt.out} (BM, D) in coordinate [L = block_idx] from "
-                self.report.add(
-                    stmt.span, "never-stored", f"{stmt.out} is accumulated and never copied back",
-                    hint + "register to global` after the loop",
-                )  # fmt: skip
-            else:
-                self.report.add(
-                    stmt.span, "never-used", f"{stmt.out} is computed and never used",
-                    f"Use it, or `Copy {stmt.out} from register to global`",
-                )  # fmt: skip
-        if not self.facts.stored and not self.report.has("never-stored"):
-            self.report.add(
-                block[-1].span, "no-output", "nothing is copied back to global memory",
-                "Write `Copy O (BM, D) in coordinate [L = block_idx] from register to global`",
-            )  # fmt: skip
-
-
-def _read_apart(stmt: Stmt) -> frozenset[str]:
-    """Return the names a statement reads for another's sake than its own."""
-    if isinstance(stmt, Gemm):
-        return frozenset({stmt.a.name, stmt.b.name})
-    if isinstance(stmt, Arith) and stmt.out == stmt.a:
-        return frozenset({stmt.b} if isinstance(stmt.b, str) and stmt.b != stmt.a else ())
-    if isinstance(stmt, Custom) and stmt.out in (None, stmt.name):
-        return frozenset(n for a in stmt.args for n in names_in(a))
-    return frozenset() if isinstance(stmt, Reshape) else reads(stmt)
-
-
-def defined_by(block: Block) -> frozenset[str]:
-    """Return names that a block gives a value, not only changes element by element."""
-    found: set[str] = set()
-    for stmt in walk(block):
-        name = written(stmt)
-        in_place = isinstance(stmt, Custom) and stmt.op not in ("Max", "Min", "Fill")
-        if name is not None and not isinstance(stmt, Reshape) and not (
-            in_place and name in reads(stmt)
-        ):  # fmt: skip
-            found.add(name)
-    return frozenset(found)
-
-
-def unwritten_tensors(subject: Subject, report: Report) -> None:
-    """Report tensors that are allocated in global and neither read nor written."""
-    moved = {
-        s.name
-        for b in subject.kernels
-        for s in walk(b)
-        if isinstance(s, Copy) and Memory.GLOBAL in (s.src, s.dst)
-    }
-    used = {n for b in subject.kernels for s in walk(b) for n in reads(s)}
-    for a in subject.allocations:
-        if a.memory is Memory.GLOBAL and a.name not in moved | used:
-            report.add(
-                a.span, "never-moved", f"{a.name} is allocated in global and never copied",
-                f"Copy {a.name} from or to global, or take the Allocate out",
-            )  # fmt: skip

@@ -19,13 +19,15 @@ from codegen.tl.ast import (
     Param,
     walk,
 )
-from codegen.tl.dims import Kind, infer, loop_kinds, operand_axes, row_kinds
+from codegen.tl.axes import loop_kinds, row_kinds
+from codegen.tl.dims import infer, operand_axes
 from codegen.tl.evaluate import evaluate
 from codegen.tl.flow import Block, names_in
-from codegen.tl.normalise import scores_of
+from codegen.tl.kinds import Kind
 from codegen.tl.prepare import RawKernel, prepare
 from codegen.tl.printer import expr_text, to_text
 from codegen.tl.report import Report
+from codegen.tl.roles import scores_of
 from codegen.tl.source import Span
 from codegen.tl.subject import Subject
 from codegen.tl.vocabulary import BLOCK_ROW, SPLIT_BOUNDS, canonical_param

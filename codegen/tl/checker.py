@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from codegen.tl.ast import Sketch, walk
 from codegen.tl.binding import assemble
-from codegen.tl.check_flow import check_flow, unwritten_tensors
+from codegen.tl.check_end import unwritten_tensors
+from codegen.tl.check_flow import check_flow
 from codegen.tl.check_sizes import check_claims, check_params, check_shapes
 from codegen.tl.printer import to_text
 from codegen.tl.repair import is_role, mend, strip_schedule

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from codegen.tl.ast import (
     Allocate,
@@ -19,28 +18,17 @@ from codegen.tl.ast import (
     Stmt,
     walk,
 )
+from codegen.tl.axes import column_kind
 from codegen.tl.evaluate import Number, evaluate
 from codegen.tl.flow import (
     Block,
-    all_written,
-    exposed,
-    is_key_name,
     is_output_name,
-    is_query_name,
-    places,
     reads,
     written,
 )
-from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, ROW_OPS
-
-
-class Kind(StrEnum):
-    """What an axis of a tile runs along."""
-
-    QUERY = "query rows"
-    KEY = "key rows"
-    FEATURE = "features"
-    ONE = "one"
+from codegen.tl.kinds import Kind
+from codegen.tl.vectors import vectors_of
+from codegen.tl.vocabulary import ROW_OPS
 
 
 @dataclass(slots=True)
@@ -103,96 +91,6 @@ def operand_axes(operand: Operand) -> tuple[tuple[str, int], tuple[str, int]]:
     return (columns, rows) if operand.transposed else (rows, columns)
 
 
-# ---- vectors and scalars -------------------------------------------------------------------------
-
-
-def vectors_of(block: Block, allocations: tuple[Allocate, ...], known: frozenset[str]) -> set[str]:
-    """Return the names that are row vectors: row reductions and what is computed from them.
-
-    `known` are names that another kernel of the program made vectors.
-    """
-    tiles = _matrices(block, allocations)
-    vectors: set[str] = set(known)
-    for a in allocations:
-        if len(a.shape) == 1 or (len(a.shape) == 2 and evaluate(a.shape[1], {}) == 1):
-            vectors.add(a.name)
-    defined = all_written(block) | exposed(block)
-    while True:
-        before = len(vectors)
-        for stmt in walk(block):
-            match stmt:
-                case Custom(op=op, out=str(out)) if op in ROW_OPS:
-                    vectors.add(out)
-                case Custom(name=name, args=args):
-                    names = {name, stmt.out or name}
-                    names |= {a.id for a in args if isinstance(a, Name) and a.id in defined}
-                    if stmt.op not in ("Mask", "Rescale", "Normalize", *ROW_OPS) and not (
-                        names & tiles
-                    ):
-                        _spread(vectors, names)
-                    if stmt.op in ("Rescale", "Normalize"):
-                        vectors |= {a.id for a in args if isinstance(a, Name)} - tiles
-                case Arith():
-                    _arith_vectors(stmt, vectors, tiles, defined)
-                case Copy(target=str(target)) if stmt.name not in tiles:
-                    _spread(vectors, {stmt.name, target})
-                case _:
-                    pass
-        if len(vectors) == before:
-            return vectors - tiles
-
-
-def _spread(vectors: set[str], names: set[str]) -> None:
-    if vectors & names:
-        vectors |= names
-
-
-def _arith_vectors(
-    stmt: Arith, vectors: set[str], tiles: set[str], defined: frozenset[str]
-) -> None:
-    second = stmt.b if isinstance(stmt.b, str) and stmt.b in defined else None
-    if stmt.a in tiles:
-        # what a tile is combined with, and is no tile itself, is one number a row; but only
-        # when something in the program makes it
-        if second is not None and second not in tiles and second in defined:
-            vectors.add(second)
-        return
-    _spread(vectors, {stmt.a, stmt.out} | ({second} if second else set()))
-
-
-def _matrices(block: Block, allocations: tuple[Allocate, ...]) -> set[str]:
-    """Return the names that are surely matrices."""
-    found: set[str] = set()
-    for a in allocations:
-        if len(a.shape) >= 2 and evaluate(a.shape[-1], {}) != 1:
-            found.add(a.name)
-    for stmt in walk(block):
-        if isinstance(stmt, Gemm):
-            found |= {stmt.a.name, stmt.b.name, stmt.out}
-        elif isinstance(stmt, Copy):
-            shaped = len(stmt.shape) == 2 and evaluate(stmt.shape[1], {}) != 1
-            # `m` and `l` are no matrices, and neither is a Q that never leaves the registers
-            moved = len(stmt.name) > 1 or Memory.GLOBAL in (stmt.src, stmt.dst)
-            if shaped or (moved and (is_query_name(stmt.name) or is_key_name(stmt.name))):
-                found.add(stmt.name)
-        elif isinstance(stmt, Custom) and stmt.op in (*ROW_OPS, "Mask", "Softmax", "Scale"):
-            found.add(stmt.name)
-    while True:
-        before = len(found)
-        for stmt in walk(block):
-            if isinstance(stmt, Arith) and stmt.a in found:
-                found.add(stmt.out)
-            elif isinstance(stmt, Custom) and stmt.op not in ROW_OPS and stmt.name in found:
-                found.add(stmt.out or stmt.name)
-            elif isinstance(stmt, Copy) and stmt.target and stmt.name in found:
-                found.add(stmt.target)
-        if len(found) == before:
-            return found
-
-
-# ---- inference -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Clash:
     """A GEMM whose inner or outer axes cannot be equal."""
@@ -222,7 +120,7 @@ def infer(
     for name, kind in row_kinds.items():
         sizes.axis(name, 0).kind = kind
         if name not in found:
-            sizes.axis(name, 1).kind = _column_kind(block, name)
+            sizes.axis(name, 1).kind = column_kind(block, name)
     for name in found:
         axis = sizes.axis(name, 1)
         axis.kind, axis.size = Kind.ONE, 1
@@ -238,19 +136,6 @@ def infer(
     for stmt in walk(block):
         _relate(sizes, stmt, found, clashes)
     return Inference(sizes, frozenset(found), tuple(clashes))
-
-
-def _column_kind(block: Block, name: str) -> Kind | None:
-    """Return along what the columns of a global tensor run: keys where a key index tiles them."""
-    loops = loop_kinds(block)
-    for stmt in walk(block):
-        if not isinstance(stmt, Copy) or stmt.name != name:
-            continue
-        for coord in stmt.coords:
-            var = coord.index.id if isinstance(coord.index, Name) else ""
-            if coord.axis == "D" and (var == BLOCK_COLUMN or loops.get(var) == "key"):
-                return Kind.KEY
-    return Kind.FEATURE
 
 
 def _shape(sizes: Sizes, name: str, shape: tuple[Expr, ...], numbers: Mapping[str, Number]) -> None:
@@ -304,63 +189,6 @@ def _join_rows(sizes: Sizes, one: str, other: str, vectors: set[str]) -> None:
     sizes.join((one, 0), (other, 0))
     if (one in vectors) == (other in vectors):
         sizes.join((one, 1), (other, 1))
-
-
-# ---- along what the rows of each global tensor run -----------------------------------------------
-
-
-def loop_kinds(block: Block) -> dict[str, str]:
-    """Return for each loop variable what it steps along: query, key, chunk, feature or split."""
-    seen: dict[str, set[str]] = {}
-    for place in places(block):
-        if not isinstance(place.stmt, Copy):
-            continue
-        for coord in place.stmt.coords:
-            if not isinstance(coord.index, Name) or coord.index.id not in place.loops:
-                continue
-            var = coord.index.id
-            if coord.axis != "L":
-                seen.setdefault(var, set()).add("feature" if coord.axis == "D" else "split")
-            elif is_query_name(place.stmt.name) or place.stmt.dst is Memory.GLOBAL:
-                seen.setdefault(var, set()).add("query")
-            elif is_key_name(place.stmt.name):
-                seen.setdefault(var, set()).add("key")
-            else:
-                seen.setdefault(var, set()).add("other")
-    kinds: dict[str, str] = {}
-    for var, uses in seen.items():
-        if "split" in uses:
-            kinds[var] = "split"
-        elif {"query", "key"} <= uses:
-            kinds[var] = "chunk"
-        elif "query" in uses:
-            kinds[var] = "query"
-        elif "key" in uses or "other" in uses:
-            kinds[var] = "key"
-        else:
-            kinds[var] = "feature"
-    return kinds
-
-
-def row_kinds(block: Block) -> dict[str, Kind]:
-    """Return along what the rows of each global tensor run, by its coordinates."""
-    loops = loop_kinds(block)
-    found: dict[str, Kind] = {}
-    for stmt in walk(block):
-        if not isinstance(stmt, Copy) or Memory.GLOBAL not in (stmt.src, stmt.dst):
-            continue
-        index = next((c.index for c in stmt.coords if c.axis == "L"), Name(BLOCK_ROW))
-        var = index.id if isinstance(index, Name) else ""
-        if var == BLOCK_COLUMN:
-            kind = Kind.KEY
-        elif loops.get(var) == "chunk":
-            kind = Kind.QUERY if is_query_name(stmt.name) else Kind.KEY
-        elif var == BLOCK_ROW or loops.get(var) == "query":
-            kind = Kind.QUERY
-        else:
-            kind = Kind.KEY
-        found.setdefault(stmt.name, kind)
-    return found
 
 
 def default_columns(

@@ -31,11 +31,11 @@ from codegen.tl.ast import (
     Tile,
     walk,
 )
-from codegen.tl.dims import loop_kinds
+from codegen.tl.axes import loop_kinds
 from codegen.tl.flow import Block, names_in, reads, written
 from codegen.tl.interpreter import run
-from codegen.tl.normalise import accumulators_of, derived, has_softmax, scores_of
 from codegen.tl.numerics import Array
+from codegen.tl.roles import accumulators_of, derived, has_softmax, scores_of
 from codegen.tl.vocabulary import BLOCK_ROW, ELEMENTWISE, SPLIT_BOUNDS
 from space.variant import DType
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from codegen.tl.ast import Allocate, Copy, For, Gemm, Memory, Param, Sketch, walk
 from codegen.tl.evaluate import Params, read_params
 from codegen.tl.flow import Block, all_written, names_in
-from codegen.tl.normalise import derived
 from codegen.tl.prepare import commuted, rename_indices, scalar_loads, split_kernels
+from codegen.tl.roles import derived
 from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS
 from space.params import Point
 from space.variant import Problem

@@ -14,7 +14,7 @@ from space.gpu import GpuSpec
 from space.params import Param, Point, Space
 from space.variant import Problem
 
-#: What a seed says about the parameters that its table row leaves out: the least risky choice.
+#: What a seed says about the parameters that its row leaves out: the least risky choice.
 CONSERVATIVE = {
     "swizzle": 128,
     "q_in_registers": 0,
@@ -25,74 +25,128 @@ CONSERVATIVE = {
     "head_group": 1,
     "epilogue_smem": 1,
     "causal_longest_first": 1,
+    "q_stages": 1,
+    "out_buffer": 1,
+    "overlap": 0,
+    "pingpong": 0,
+    "integer_max": 0,
+    "persistent": 0,
+    "skip": 0,
 }
 
-#: Rows of (BM, BN, warps, stages, other parameters) by the largest head dim they are meant for.
-#: The first row of each is the known-good first trial.
-Row = tuple[int, int, int, int, Mapping[str, int]]
+Row = Mapping[str, int]
+
+
+def _sync(rows: int, keys: int, warps: int, stages: int, **others: int) -> Row:
+    """A row for the back ends with warp-level MMA."""
+    return {"BM": rows, "BN": keys, "warps": warps, "stages": stages, **others}
+
+
+def _hopper(rows: int, keys: int, stages: int, **others: int) -> Row:
+    """A row for the Hopper back end: 64 query rows a consumer warpgroup, blocks that persist."""
+    return {
+        "BM": rows, "BN": keys, "consumer_warpgroups": rows // 64, "stages": stages,
+        "persistent": 1, "head_group": 0, "overlap": 1, "rescale_threshold": 8, **others,
+    }  # fmt: skip
+
+
+#: Rows by the largest head dim they are meant for; the first of each is the known-good trial.
 AMPERE: dict[int, tuple[Row, ...]] = {
     64: (
-        (128, 64, 4, 1, {}),
-        (128, 64, 4, 2, {"rescale_threshold": 8}),
-        (128, 128, 4, 1, {"rescale_threshold": 8, "q_in_registers": 1}),
-        (128, 64, 4, 2, {"rescale_threshold": 8, "q_in_registers": 1, "blocks_per_sm": 2}),
-        (128, 128, 4, 2, {"rescale_threshold": 8, "blocks_per_sm": 2}),
-        (64, 64, 4, 2, {"rescale_threshold": 8, "q_in_registers": 1, "blocks_per_sm": 3}),
-        (256, 64, 8, 2, {"rescale_threshold": 8}),
-        (192, 64, 4, 2, {"rescale_threshold": 8}),
+        _sync(128, 64, 4, 1),
+        _sync(128, 64, 4, 2, rescale_threshold=8),
+        _sync(128, 128, 4, 1, rescale_threshold=8, q_in_registers=1),
+        _sync(128, 64, 4, 2, rescale_threshold=8, q_in_registers=1, blocks_per_sm=2),
+        _sync(128, 128, 4, 2, rescale_threshold=8, blocks_per_sm=2),
+        _sync(64, 64, 4, 2, rescale_threshold=8, q_in_registers=1, blocks_per_sm=3),
+        _sync(256, 64, 8, 2, rescale_threshold=8),
+        _sync(192, 64, 4, 2, rescale_threshold=8),
     ),
     128: (
-        (128, 64, 4, 1, {}),
-        (128, 64, 4, 2, {"rescale_threshold": 8}),
-        (128, 64, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2}),
-        (128, 32, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2}),
-        (64, 64, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2, "q_in_registers": 1}),
-        (128, 64, 8, 2, {"rescale_threshold": 8}),
-        (128, 128, 8, 1, {"rescale_threshold": 8}),
-        (256, 64, 8, 1, {"rescale_threshold": 8}),
+        _sync(128, 64, 4, 1),
+        _sync(128, 64, 4, 2, rescale_threshold=8),
+        _sync(128, 64, 4, 1, rescale_threshold=8, blocks_per_sm=2),
+        _sync(128, 32, 4, 1, rescale_threshold=8, blocks_per_sm=2),
+        _sync(64, 64, 4, 1, rescale_threshold=8, blocks_per_sm=2, q_in_registers=1),
+        _sync(128, 64, 8, 2, rescale_threshold=8),
+        _sync(128, 128, 8, 1, rescale_threshold=8),
+        _sync(256, 64, 8, 1, rescale_threshold=8),
     ),
     192: (
-        (128, 64, 8, 1, {}),
-        (128, 64, 4, 1, {"rescale_threshold": 8}),
-        (128, 32, 4, 2, {"rescale_threshold": 8}),
-        (128, 32, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2}),
-        (64, 64, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2}),
-        (128, 64, 8, 2, {"rescale_threshold": 8}),
-        (256, 32, 8, 1, {"rescale_threshold": 8}),
+        _sync(128, 64, 8, 1),
+        _sync(128, 64, 8, 2, rescale_threshold=8),
+        _sync(128, 32, 4, 2, rescale_threshold=8),
+        _sync(128, 32, 4, 1, rescale_threshold=8, blocks_per_sm=2),
+        _sync(64, 64, 4, 1, rescale_threshold=8, blocks_per_sm=2),
+        _sync(128, 48, 4, 1, rescale_threshold=8),
+        _sync(256, 32, 8, 1, rescale_threshold=8),
     ),
     256: (
-        (64, 32, 4, 1, {}),
-        (64, 64, 4, 1, {"rescale_threshold": 8}),
-        (64, 32, 4, 2, {"rescale_threshold": 8}),
-        (128, 64, 8, 1, {"rescale_threshold": 8}),
-        (128, 32, 8, 2, {"rescale_threshold": 8}),
-        (128, 32, 8, 1, {"rescale_threshold": 8}),
+        _sync(64, 32, 4, 1),
+        _sync(64, 64, 4, 1, rescale_threshold=8),
+        _sync(64, 32, 4, 2, rescale_threshold=8),
+        _sync(128, 64, 8, 1, rescale_threshold=8),
+        _sync(128, 32, 8, 2, rescale_threshold=8),
+        _sync(128, 32, 8, 1, rescale_threshold=8),
     ),
 }
 #: 64 KiB of shared memory and no asynchronous copies: small tiles, two blocks where they fit.
 TURING: dict[int, tuple[Row, ...]] = {
     64: (
-        (64, 64, 4, 1, {}),
-        (128, 64, 4, 1, {"rescale_threshold": 8}),
-        (64, 64, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2, "q_in_registers": 1}),
-        (128, 64, 8, 1, {"rescale_threshold": 8}),
-        (128, 32, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2}),
+        _sync(64, 64, 4, 1),
+        _sync(128, 64, 4, 1, rescale_threshold=8),
+        _sync(64, 64, 4, 1, rescale_threshold=8, blocks_per_sm=2, q_in_registers=1),
+        _sync(128, 64, 8, 1, rescale_threshold=8),
+        _sync(128, 32, 4, 1, rescale_threshold=8, blocks_per_sm=2),
     ),
     128: (
-        (64, 64, 4, 1, {}),
-        (128, 32, 4, 1, {"rescale_threshold": 8, "q_in_registers": 0}),
-        (128, 64, 8, 1, {"rescale_threshold": 8}),
-        (64, 32, 4, 1, {"rescale_threshold": 8, "blocks_per_sm": 2}),
+        _sync(64, 64, 4, 1),
+        _sync(128, 32, 4, 1, rescale_threshold=8),
+        _sync(128, 64, 8, 1, rescale_threshold=8),
+        _sync(64, 32, 4, 1, rescale_threshold=8, blocks_per_sm=2),
     ),
     192: (
-        (64, 32, 4, 1, {}),
-        (64, 48, 4, 1, {"rescale_threshold": 8}),
-        (128, 16, 8, 1, {"rescale_threshold": 8}),
+        _sync(64, 32, 4, 1),
+        _sync(64, 48, 4, 1, rescale_threshold=8),
+        _sync(128, 16, 8, 1, rescale_threshold=8),
     ),
     256: (
-        (64, 32, 4, 1, {}),
-        (64, 16, 4, 1, {"rescale_threshold": 8}),
-        (32, 32, 2, 1, {"rescale_threshold": 8}),
+        _sync(64, 32, 4, 1),
+        _sync(64, 16, 4, 1, rescale_threshold=8),
+        _sync(32, 32, 2, 1, rescale_threshold=8),
+    ),
+}
+#: Tiles that FlashAttention-3 uses and those that were measured to be faster.
+HOPPER: dict[int, tuple[Row, ...]] = {
+    64: (
+        _hopper(128, 128, 2, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
+        _hopper(256, 64, 3, integer_max=1),
+        _hopper(192, 128, 2, pingpong=1, integer_max=1),
+        _hopper(192, 128, 2, integer_max=1, skip=1),
+        _hopper(128, 128, 3, pingpong=1, integer_max=1),
+        _hopper(256, 64, 3, persistent=2),
+    ),
+    128: (
+        _hopper(128, 128, 2, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
+        _hopper(192, 80, 2, integer_max=1),
+        _hopper(128, 128, 2, pingpong=1, integer_max=1),
+        _hopper(192, 64, 2, integer_max=1, skip=1, head_group=8),
+        _hopper(128, 128, 2, pingpong=1, integer_max=1, persistent=2, head_group=32),
+        _hopper(128, 112, 2, pingpong=1),
+        _hopper(192, 64, 3, q_stages=2),
+    ),
+    192: (
+        _hopper(128, 80, 2, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
+        _hopper(128, 112, 2, integer_max=1, out_buffer=0),
+        _hopper(128, 96, 2, pingpong=1, integer_max=1),
+        _hopper(128, 128, 1, pingpong=1),
+        _hopper(192, 64, 2, integer_max=1, skip=1, out_buffer=0),
+    ),
+    256: (
+        _hopper(128, 48, 1, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
+        _hopper(128, 80, 2, out_buffer=0),
+        _hopper(128, 64, 2, pingpong=1, integer_max=1, out_buffer=0),
+        _hopper(128, 48, 2, integer_max=1, out_buffer=0),
     ),
 }
 
@@ -103,18 +157,19 @@ def seeds(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Point, ...]:
     The first is conservative: the trial that should work when anything does. Empty only when
     no point of `space` is legal.
     """
-    rows = _rows(problem, gpu)
     found: dict[str, Point] = {}
-    for bm, bn, warps, stages, others in rows:
-        wanted = {"BM": bm, "BN": bn, "warps": warps, "stages": stages, **CONSERVATIVE, **others}
-        point = nearest_legal(problem, gpu, space, wanted)
+    for row in _rows(problem, gpu, space):
+        point = nearest_legal(problem, gpu, space, {**CONSERVATIVE, **row})
         if point is not None:
             found.setdefault(point.key, point)
     return tuple(found.values())
 
 
-def _rows(problem: Problem, gpu: GpuSpec) -> tuple[Row, ...]:
-    table = AMPERE if gpu.has_cp_async else TURING
+def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:
+    if "consumer_warpgroups" in space.names:
+        table = HOPPER
+    else:
+        table = AMPERE if gpu.has_cp_async else TURING
     widest = max(problem.head_dim, problem.head_dim_v)
     return table[next(limit for limit in table if widest <= limit)]
 
@@ -123,12 +178,20 @@ def _rows(problem: Problem, gpu: GpuSpec) -> tuple[Row, ...]:
 _CONCESSIONS = (
     "blocks_per_sm",
     "epilogue_smem",
+    "q_stages",
+    "integer_max",
+    "pingpong",
+    "skip",
     "stages",
+    "out_buffer",
     "q_in_registers",
     "p_in_registers",
     "BN",
+    "overlap",
     "BM",
     "warps",
+    "consumer_warpgroups",
+    "persistent",
     "swizzle",
 )
 

@@ -118,6 +118,8 @@ class RunSpec:
     seed: int
     measure: Basis
     proposer: str = "builtin"
+    #: which kind of kernel is written: auto, mma_sync or wgmma
+    backend: str = "auto"
     minutes: float | None = None
     #: name -> TL text of the sketches this run searches, by key
     sketches: tuple[tuple[str, str], ...] = ()

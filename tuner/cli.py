@@ -52,6 +52,9 @@ def main_job(
         list[str] | None,
         typer.Option(help="paper, a file, or B,Hq,Hkv,Sq,Sk,D[,Dv] ... (several may follow)."),
     ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="auto, mma_sync or wgmma: which atoms are used.")
+    ] = None,
     proposer: Annotated[str | None, typer.Option(help="builtin.")] = None,
     sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
     measure: Annotated[
@@ -71,7 +74,7 @@ def main_job(
         typer.echo(context.get_help())
         return
     options = Options(
-        variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), proposer, sketch,
+        variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, minutes, seed, workers, runs_dir, resume, json,
     )  # fmt: skip
     from tuner.session import tune

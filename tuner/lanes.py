@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from llm_proposer.seeds import seeds
 from runs.record import Broken, History, Rejected, RunSpec, TrialClass, TrialRecord
-from space.constraints import space_for
 from space.gpu import GpuSpec
 from space.legal import LegalPoints, legal_points
 from space.params import Point, Space
-from space.variant import Problem, problems_of
+from space.variant import Problem
 from tuner.sampler import Sampler
 from tuner.score import loss
 
@@ -86,12 +85,6 @@ def lanes_of(
         sampler = Sampler(legal, f"{spec.seed}/{name}/{problem.key}")
         lanes.append(Lane(name, text, problem, gpu, legal, ordered, sampler))
     return tuple(lanes)
-
-
-def problem_spaces(spec: RunSpec, gpu: GpuSpec) -> tuple[tuple[Problem, Space], ...]:
-    """Return the run's problems with the space of each on `gpu`."""
-    problems = problems_of(spec.variant, spec.dtype, spec.shapes)
-    return tuple((p, space_for(p, gpu)) for p in problems)
 
 
 def replay(lanes: Sequence[Lane], history: History) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runs.record import Basis, RunSpec
+from space.constraints import Backend
 from space.gpu import GPUS, GpuSpec, check_dtype, gpu_named, gpu_of_device_name
 from space.variant import (
     DType,
@@ -34,6 +35,7 @@ class Options:
     dtype: str | None = None
     causal: bool | None = None
     shapes: tuple[str, ...] = ()
+    backend: str | None = None
     proposer: str | None = None
     sketch: Path | None = None
     measure: str = "auto"
@@ -85,6 +87,7 @@ def check_common(options: Options) -> None:
         raise UsageError(f"unknown phase {options.phase!r}; known phases: prefill")
     if options.proposer not in (None, "builtin"):
         raise UsageError(f"unknown proposer {options.proposer!r}; known proposers: builtin")
+    backend_named(options.backend)
     if options.budget is not None and options.budget < 1:
         raise UsageError(f"--budget {options.budget} is not at least 1")
     if options.minutes is not None and not 0 < options.minutes < float("inf"):
@@ -92,6 +95,15 @@ def check_common(options: Options) -> None:
     if options.seed is not None and options.seed < 0:
         raise UsageError(f"--seed {options.seed} is negative; use 0 or more")
     workers_of(options)
+
+
+def backend_named(name: str | None) -> Backend:
+    """Return the back end called `name`, the fastest of the GPU for None. Raises UsageError."""
+    if name is None:
+        return Backend.AUTO
+    if name not in tuple(Backend):
+        raise UsageError(f"unknown --backend {name!r}; known back ends: {', '.join(Backend)}")
+    return Backend(name)
 
 
 def workers_of(options: Options) -> int | None:
@@ -123,6 +135,7 @@ def spec_of(options: Options, gpu: GpuSpec, basis: Basis, run_id: str) -> RunSpe
         seed=options.seed or 0,
         measure=basis,
         proposer=options.proposer or "builtin",
+        backend=backend_named(options.backend),
         minutes=options.minutes,
     )
 

@@ -171,10 +171,7 @@ def _go(
     try:
         view.start(spec, history)
         if spec.measure is Basis.MEASURED:
-            times = bench.peers(spec)
-            view.peers(times.finalists)
-            for remark in times.remarks:
-                view.note(remark)
+            _show_peers(bench, spec, view)
         end = search(spec, lanes, bench, store, view, history)
     except KeyboardInterrupt:  # before the search or between two of its steps
         end = End("interrupted")
@@ -184,26 +181,41 @@ def _go(
     view.note(f"stopped: {end.reason}")
     store.append(Finished(end.reason, len(history)))
     if not any(isinstance(r.outcome, Measured) for r in history):
-        raise NothingFound(_nothing(history, spec, end))
+        raise NothingFound(_nothing(history, spec, end, store.path))
     if end.reason == "interrupted":
         view.note("the best so far, by the times of the search alone")
         view.results(spec, history, unfinished(spec, history))
         view.note(f"go on with: tune --resume {store.path}")
         view.files(store.path, None)
         return
-    finalists = _finalists(store, spec, history, bench)
+    finalists = _finalists(store, spec, history, bench, view)
     for finalist in finalists:
         store.append(finalist)
     view.results(spec, history, finalists)
     view.files(store.path, machine.export(store, store.path / "export"))
 
 
+def _show_peers(bench: Workshop, spec: RunSpec, view: View) -> None:
+    try:
+        times = bench.peers(spec)
+    except MachineError as error:
+        view.note(f"peers are not shown: {error}")
+        return
+    view.peers(times.finalists)
+    for remark in times.remarks:
+        view.note(remark)
+
+
 def _finalists(
-    store: RunStore, spec: RunSpec, history: History, bench: Workshop
+    store: RunStore, spec: RunSpec, history: History, bench: Workshop, view: View
 ) -> Sequence[Finalist]:
     if spec.measure is Basis.PREDICTED:
         return unfinished(spec, history)
-    return choose(bench.finals(spec, store, contenders(spec, store.replay().sound)))
+    try:
+        return choose(bench.finals(spec, store, contenders(spec, store.replay().sound)))
+    except MachineError as error:
+        view.note(f"no final timing: {error}; the choice is by the search's own times")
+        return unfinished(spec, store.replay().sound)
 
 
 def _lanes(
@@ -247,7 +259,9 @@ def _workshop(machine: Machine, spec: RunSpec, gpu: GpuSpec, options: Options) -
 
 def _refuse_changes(options: Options) -> None:
     """Raise UsageError when --resume comes with an option that the run itself fixes."""
-    fixed = ("variant", "gpu", "dtype", "causal", "sketch", "seed", "proposer", "phase")
+    fixed = (
+        "variant", "gpu", "dtype", "causal", "sketch", "seed", "proposer", "phase", "backend",
+    )  # fmt: skip
     for name in fixed:
         if getattr(options, name) is not None:
             raise UsageError(f"--resume takes {name} from the run; leave --{name} out")
@@ -264,7 +278,7 @@ def _renewed(spec: RunSpec, options: Options) -> RunSpec:
     )
 
 
-def _nothing(history: History, spec: RunSpec, end: End) -> str:
+def _nothing(history: History, spec: RunSpec, end: End, run: Path) -> str:
     """Say in one line that nothing was found, why, and how to see it again."""
     if not len(history):
         return f"nothing found: {end.reason} before the first trial"
@@ -276,6 +290,7 @@ def _nothing(history: History, spec: RunSpec, end: End) -> str:
     point = " ".join(f"-p {n}={v}" for n, v in first.point.items)
     return (
         f"nothing correct found: {cause}. See it again with: tune emit "
-        f"RUN/sketches/{first.sketch}.tl --gpu {spec.gpu} --variant {spec.variant} "
-        f"--dtype {spec.dtype} --head-dim {first.problem.head_dim} {point}"
+        f"{run}/sketches/{first.sketch}.tl --gpu {spec.gpu} --variant {spec.variant} "
+        f"--dtype {spec.dtype} "
+        f"--head-dim {first.problem.head_dim},{first.problem.head_dim_v} {point}"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from codegen.errors import TLError
 from codegen.tl.ast import Custom, Name, Sketch, walk
 from runs.record import RunSpec
-from space.constraints import space_for
+from space.constraints import Backend, space_for
 from space.gpu import GpuSpec
 from space.params import Param, Space
 from space.variant import Problem, problems_of
@@ -82,7 +82,7 @@ def sketched_spaces(spec: RunSpec, gpu: GpuSpec) -> Sequence[tuple[str, str, Pro
         choices = sketch_choices(sketch)
         for problem in problems_of(spec.variant, spec.dtype, spec.shapes):
             if problem.causal == is_causal(sketch):
-                space = restricted(name, space_for(problem, gpu), choices)
+                space = restricted(name, space_for(problem, gpu, Backend(spec.backend)), choices)
                 pairs.append((name, text, problem, space))
     return pairs
 

@@ -34,6 +34,12 @@ _SHORT = {
     "rescale_threshold": "rescale",
     "blocks_per_sm": "blocks",
     "causal_longest_first": "longest",
+    "head_group": "group",
+    "epilogue_smem": "epilogue",
+    "consumer_warpgroups": "wgs",
+    "q_stages": "qstages",
+    "out_buffer": "obuf",
+    "integer_max": "imax",
 }
 _STYLES = {TrialClass.OK: "green", TrialClass.DUPLICATE: "dim", TrialClass.BROKEN: "magenta"}
 

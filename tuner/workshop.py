@@ -7,11 +7,22 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from codegen.headers import find_headers
 from codegen.nvrtc import nvrtc_version
 from runs.export import export
-from runs.record import Basis, Broken, Finalist, Measured, Note, Outcome, Rejected, RunSpec
+from runs.record import (
+    Basis,
+    Broken,
+    Finalist,
+    Measured,
+    Note,
+    Outcome,
+    Rejected,
+    RunSpec,
+    Scalar,
+)
 from runs.store import RunStore
 from space.gpu import GpuSpec
 from space.variant import Problem, Shape, problems_of
@@ -20,10 +31,13 @@ from tuner.errors import MachineError
 from tuner.evaluate.model import Candidate as Modelled
 from tuner.evaluate.model import predict
 from tuner.finish import Contender, PeerTimes, contenders, rejection
-from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob
+from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob
 from tuner.lanes import Candidate
 from tuner.pools import CompilePool, Compiles, GpuPool, Judges
 from tuner.session import Machine, Workshop
+from tuner.worker import JobFailed, WorkerLost, WorkerUnavailable
+
+T = TypeVar("T")
 
 AHEAD = 2  #: candidates in flight beyond the compile processes, so that the GPU never waits
 TRIAL_S, SHAPE_S = 20.0, 4.0  #: time limit of a trial: fixed, and for each shape
@@ -49,19 +63,23 @@ def open_workshop(spec: RunSpec, gpu: GpuSpec, device: int | None, workers: int 
     nvrtc_version()
     cores = len(os.sched_getaffinity(0))
     if spec.measure is Basis.PREDICTED:
-        return ModelWorkshop(Builder(workers or cores, gpu), spec)
+        return ModelWorkshop(_builder(workers or cores, gpu), spec)
     if device is None:
         raise MachineError(f"no {gpu.title} in this machine")
     # one core drives the GPU, one the search; past MOST_WORKERS compiling is never what waits
     workers = workers or max(1, min(cores - 2, MOST_WORKERS))
-    return DeviceWorkshop(Builder(workers, gpu), GpuPool([device]), spec)
+    return DeviceWorkshop(_builder(workers, gpu), GpuPool([device]), spec)
+
+
+def _builder(workers: int, gpu: GpuSpec) -> Builder:
+    return Builder(CompilePool(workers), workers, gpu)
 
 
 class Builder:
     """Turns candidates into compile jobs."""
 
-    def __init__(self, workers: int, gpu: GpuSpec) -> None:
-        self.pool: Compiles = CompilePool(workers)
+    def __init__(self, pool: Compiles, workers: int, gpu: GpuSpec) -> None:
+        self.pool = pool
         self.gpu = gpu
         self.depth = workers + AHEAD
         self._cache = cubin_cache()
@@ -162,7 +180,7 @@ class DeviceWorkshop:
 
     def facts(self) -> Sequence[Note]:
         """Return versions, clocks and protocol as the worker reads them."""
-        return (_toolchain(), *self._judges.facts().result())
+        return (_toolchain(), *_answer(self._judges.facts()))
 
     def peers(self, spec: RunSpec) -> PeerTimes:
         """Time the peers once, to show beside the search."""
@@ -170,7 +188,7 @@ class DeviceWorkshop:
         missing: dict[str, str] = {}
         for problem, shapes in _shapes_by_problem(spec):
             job = FinalsJob(problem, (), shapes, spec.seed, rounds=PEER_ROUNDS)
-            result = self._judges.finals(job).result()
+            result = _answer(self._judges.finals(job))
             found += result.finalists
             for absent in result.absent:
                 missing.setdefault(f"{absent.name} at {problem.key}", absent.reason)
@@ -194,7 +212,23 @@ class DeviceWorkshop:
                 break
             history = store.replay().history.without(rejected)
             entries = contenders(replace(spec, shapes=tuple(again)), history)
-        return [f for found in done.values() for f in found]
+        finalists = [f for found in done.values() for f in found]
+        self._note_peer_kernels(spec, store, finalists)
+        return finalists
+
+    def _note_peer_kernels(
+        self, spec: RunSpec, store: RunStore, finalists: Sequence[Finalist]
+    ) -> None:
+        """Record what really ran behind each peer's name, last: the profiler disturbs timing."""
+        for problem, shapes in _shapes_by_problem(spec):
+            if any(f.trial is None and f.shape in shapes for f in finalists):
+                job = PeerKernelsJob(problem, shapes[0], spec.seed)
+                try:
+                    names = _answer(self._judges.peer_kernels(job))
+                except MachineError:  # a name less, the times stand
+                    continue
+                if known := {peer: kernel for peer, kernel in names if kernel}:
+                    store.append(_note("peer_kernels", problem=problem.key, **known))
 
     def _one_final(
         self,
@@ -212,7 +246,9 @@ class DeviceWorkshop:
             if not mine:
                 continue
             job = FinalsJob(problem, _loaded(store, mine), here, spec.seed)
-            found = self._judges.finals(job).result()
+            found = _answer(self._judges.finals(job))
+            if found.conditions:
+                store.append(_note("conditions", problem=problem.key, after=found.conditions))
             for shape in here:
                 done[shape] = [f for f in found.finalists if f.shape == shape]
             for trial, why in found.rejected:
@@ -240,9 +276,24 @@ def _loaded(store: RunStore, contenders: Sequence[Contender]) -> tuple[Entry, ..
     return tuple(entries)
 
 
+def _answer(future: Future[T]) -> T:
+    """Wait for a GPU worker. Raises MachineError when it is lost and no trial is to blame."""
+    try:
+        return future.result()
+    except (WorkerUnavailable, WorkerLost, JobFailed) as error:
+        raise MachineError(f"the GPU worker failed: {_one_line(str(error))}") from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _toolchain() -> Note:
-    versions = dict(find_headers().versions)
-    return Note("toolchain", (("nvrtc", nvrtc_version()), *versions.items()))
+    return _note("toolchain", nvrtc=nvrtc_version(), **dict(find_headers().versions))
+
+
+def _note(topic: str, **values: Scalar) -> Note:
+    return Note(topic, tuple(values.items()))
 
 
 def cubin_cache() -> Path:

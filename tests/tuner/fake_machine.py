@@ -11,11 +11,10 @@ from typing import TypeVar
 from codegen.kernel import Cubin, KernelSource, Launch, Resources
 from runs.record import Basis, Finalist, Measured, Note, Outcome, Rejected, RunSpec, Timing
 from runs.store import RunStore
-from space.constraints import register_estimate, smem_bytes
 from space.gpu import GpuSpec
 from space.variant import Shape
 from tuner.evaluate.model import Candidate as Modelled
-from tuner.evaluate.model import predict_us
+from tuner.evaluate.model import block_warps, predict_us
 from tuner.finish import Contender, PeerTimes
 from tuner.job import Built
 from tuner.lanes import Candidate
@@ -52,9 +51,10 @@ def build(candidate: Candidate) -> Built:
     """A made-up kernel whose text is its point."""
     problem, point = candidate.problem, candidate.point
     text = f"// {candidate.sketch} {problem.key} {point.key}"
-    launch = Launch("kernel", 32 * point["warps"], smem_bytes(problem, point), (), ())
+    modelled = Modelled.uncompiled(problem, point)
+    launch = Launch("kernel", 32 * block_warps(point), modelled.smem_bytes, (), ())
     source = KernelSource(text, "sm_89", (launch,), (("Q", "in"), ("O", "out")))
-    resources = Resources("kernel", min(register_estimate(problem, point), 255), 0, 0, 0, 0)
+    resources = Resources("kernel", modelled.registers, 0, 0, 0, 0)
     key = hashlib.sha256(source.digest.encode()).hexdigest()
     cubin = Cubin(text.encode(), "sm_89", source.digest, key, "", (resources,), 0.1, "13.0")
     return Built(source, cubin)

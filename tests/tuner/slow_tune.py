@@ -1,4 +1,4 @@
-"""A process for the kill tests: `tune` on a fake H200 whose trials take a moment."""
+"""A process for the kill tests: `tune` on a fake A100 whose trials take a moment."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def verdict(candidate: Candidate) -> Outcome | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], FakeMachine(("NVIDIA H200",), verdict).machine()))
+    sys.exit(main(sys.argv[1:], FakeMachine(("NVIDIA A100-SXM4-80GB",), verdict).machine()))

@@ -13,6 +13,7 @@ import pytest
 from fake_machine import CAUSAL, FULL, FakeMachine
 
 from runs.record import Rejected, Stage, TrialClass
+from runs.store import RunStore
 from space.gpu import GPUS
 from space.legal import legal_points
 from tuner.cli import main
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SHAPE = "1,16,16,4096,4096,128,128"
 #: K where K.T is meant, and O never written
 FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
-GOOD = ["--variant", "mha", "--gpu", "h200", "--budget", "4"]
+GOOD = ["--variant", "mha", "--gpu", "a100", "--budget", "4"]
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake() -> FakeMachine:
-    return FakeMachine(("NVIDIA H200",))
+    return FakeMachine(("NVIDIA A100-SXM4-80GB",))
 
 
 # ---- help --------------------------------------------------------------------------------------
@@ -73,8 +74,8 @@ def test_help_imports_nothing_heavy_and_answers_at_once() -> None:
 # ---- bad input ---------------------------------------------------------------------------------
 
 BAD = {
-    "unknown variant": (["--variant", "mhx", "--gpu", "h200"], "mha, gqa, mqa, mla"),
-    "no variant": (["--gpu", "h200"], "--variant mha"),
+    "unknown variant": (["--variant", "mhx", "--gpu", "a100"], "mha, gqa, mqa, mla"),
+    "no variant": (["--gpu", "a100"], "--variant mha"),
     "unknown gpu": (["--variant", "mha", "--gpu", "h900"], "t4, rtx8000, a100, l40s, h100, h200"),
     "unknown dtype": ([*GOOD, "--dtype", "fp32"], "fp16, bf16"),
     "bf16 on turing": (["--variant", "mha", "--gpu", "t4", "--dtype", "bf16"], "use --dtype fp16"),
@@ -82,19 +83,21 @@ BAD = {
     "shape too short": ([*GOOD, "--shapes", "1,16,16,512,512"], "B,Hq,Hkv,Sq,Sk,D[,Dv]"),
     "zero length": ([*GOOD, "--shapes", "1,16,16,0,512,64"], "at least 1"),
     "heads": (
-        ["--variant", "gqa", "--gpu", "h200", "--shapes", "1,30,8,512,512,64"],
+        ["--variant", "gqa", "--gpu", "a100", "--shapes", "1,30,8,512,512,64"],
         "Hq=30 is not a multiple of Hkv=8",
     ),
     "not this variant": ([*GOOD, "--shapes", "1,16,8,512,512,64"], "use gqa"),
     "head dim too large": ([*GOOD, "--shapes", "1,16,16,512,512,264"], "from 16 to 256"),
     "head dim off the step": ([*GOOD, "--shapes", "1,16,16,512,512,100"], "multiple of 8"),
     "no such shape file": ([*GOOD, "--shapes", "nowhere.txt"], "nor a file of shapes"),
-    "budget 0": (["--variant", "mha", "--gpu", "h200", "--budget", "0"], "at least 1"),
-    "budget of words": (["--variant", "mha", "--gpu", "h200", "--budget", "many"], "'--budget'"),
+    "budget 0": (["--variant", "mha", "--gpu", "a100", "--budget", "0"], "at least 1"),
+    "budget of words": (["--variant", "mha", "--gpu", "a100", "--budget", "many"], "'--budget'"),
     "minutes 0": ([*GOOD, "--minutes", "0"], "more than 0"),
     "minutes nan": ([*GOOD, "--minutes", "nan"], "more than 0"),
     "decode": ([*GOOD, "--phase", "decode"], "use --phase prefill"),
     "proposer": ([*GOOD, "--proposer", "oracle"], "known proposers: builtin"),
+    "backend": ([*GOOD, "--backend", "ptx"], "auto, mma_sync, wgmma"),
+    "no wgmma there": ([*GOOD, "--backend", "wgmma"], "use --backend mma_sync"),
     "measure": ([*GOOD, "--measure", "guess"], "auto, device, model"),
     "workers 0": ([*GOOD, "--workers", "0"], "at least 1"),
     "workers ray": ([*GOOD, "--workers", "ray"], "not in this version"),
@@ -165,7 +168,7 @@ def test_measuring_without_the_card_is_exit_code_3(
 
 def test_nothing_correct_is_exit_code_1(nowhere: Path) -> None:
     wrong = Rejected(TrialClass.WRONG_OUTPUT, Stage.VERIFY, "off by one")
-    machine = FakeMachine(("NVIDIA H200",), lambda c: wrong).machine()
+    machine = FakeMachine(("NVIDIA A100-SXM4-80GB",), lambda c: wrong).machine()
     assert main([*GOOD, "--shapes", SHAPE], machine) == 1
 
 
@@ -181,7 +184,7 @@ def spec_of(run_dir: Path) -> dict[str, object]:
 
 def test_several_shapes_follow_one_option_and_both_masks_are_tuned(nowhere: Path) -> None:
     words = ["--shapes", SHAPE, "2,16,16,2048,2048,128", "--budget", "4"]
-    assert main(["--variant", "mha", "--gpu", "h200", *words], fake().machine()) == 0
+    assert main(["--variant", "mha", "--gpu", "a100", *words], fake().machine()) == 0
     shapes = spec_of(nowhere / "runs")["shapes"]
     assert isinstance(shapes, list) and len(shapes) == 4
     assert [s["causal"] for s in shapes] == [False, False, True, True]
@@ -206,6 +209,18 @@ def test_no_gpu_named_and_none_here_lists_them(
 ) -> None:
     assert main(["--variant", "mha"], FakeMachine().machine()) == 2
     assert "t4, rtx8000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), [("auto", "consumer_warpgroups"), ("mma_sync", "warps")]
+)
+def test_the_back_end_decides_the_parameters(backend: str, name: str, nowhere: Path) -> None:
+    words = ["--variant", "mha", "--gpu", "h200", "--budget", "2", "--backend", backend]
+    machine = FakeMachine(("NVIDIA H200",)).machine()
+    assert main([*words, "--shapes", SHAPE], machine) == 0
+    assert spec_of(nowhere / "runs")["backend"] == backend
+    (run,) = (nowhere / "runs").iterdir()
+    assert all(name in r.point.as_dict() for r in RunStore.open(run).replay().history)
 
 
 def test_a_sketch_decides_the_mask(nowhere: Path) -> None:

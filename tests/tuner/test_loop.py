@@ -24,7 +24,7 @@ SHAPE = "1,16,16,4096,4096,128,128"
 def tune(tmp_path: Path, fake: FakeMachine, *words: str, sketch: str = FULL) -> int:
     file = tmp_path / "sketch.tl"
     file.write_text(sketch)
-    args = ["--variant", "mha", "--gpu", "h200", "--shapes", SHAPE, "--sketch", str(file)]
+    args = ["--variant", "mha", "--gpu", "a100", "--shapes", SHAPE, "--sketch", str(file)]
     return main([*args, "--runs-dir", str(tmp_path / "runs"), *words], fake.machine())
 
 
@@ -37,8 +37,8 @@ def replay(tmp_path: Path) -> Replay:
     return RunStore.open(only_run(tmp_path)).replay()
 
 
-def h200(verdict: Judge = lambda c: None, depth: int = 1) -> FakeMachine:
-    return FakeMachine(("NVIDIA H200",), verdict, depth)
+def a100(verdict: Judge = lambda c: None, depth: int = 1) -> FakeMachine:
+    return FakeMachine(("NVIDIA A100-SXM4-80GB",), verdict, depth)
 
 
 def rejected(trial_class: TrialClass, reason: str = "no good") -> Rejected:
@@ -50,7 +50,7 @@ def rejected(trial_class: TrialClass, reason: str = "no good") -> Rejected:
 
 @pytest.mark.parametrize("depth", [1, 5])
 def test_the_budget_is_spent_exactly_and_no_program_twice(tmp_path: Path, depth: int) -> None:
-    fake = h200(depth=depth)
+    fake = a100(depth=depth)
     assert tune(tmp_path, fake, "--budget", "30") == 0
     history = replay(tmp_path).history
     assert history.spent() == 30
@@ -61,10 +61,10 @@ def test_the_budget_is_spent_exactly_and_no_program_twice(tmp_path: Path, depth:
 
 
 def test_first_trial_is_the_known_good_one_and_seeds_follow(tmp_path: Path) -> None:
-    tune(tmp_path, h200(), "--budget", "12")
+    tune(tmp_path, a100(), "--budget", "12")
     history = replay(tmp_path).history
     problem = history.records[0].problem
-    wanted = seeds(problem, GPUS["h200"], space_for(problem, GPUS["h200"]))
+    wanted = seeds(problem, GPUS["a100"], space_for(problem, GPUS["a100"]))
     assert [r.point for r in history][: len(wanted)] == list(wanted)
     origins = [r.origin for r in history]
     assert origins[0] == "first"
@@ -73,16 +73,16 @@ def test_first_trial_is_the_known_good_one_and_seeds_follow(tmp_path: Path) -> N
 
 
 def test_no_illegal_point_is_ever_compiled(tmp_path: Path) -> None:
-    tune(tmp_path, h200(), "--budget", "40")
+    tune(tmp_path, a100(), "--budget", "40")
     for record in replay(tmp_path).history:
-        assert violated(record.problem, record.point, GPUS["h200"]) is None
+        assert violated(record.problem, record.point, GPUS["a100"]) is None
 
 
 def test_what_does_not_fit_costs_no_budget(tmp_path: Path) -> None:
     def verdict(c: Candidate) -> Outcome | None:
         return rejected(TrialClass.TOO_LARGE) if c.point["BN"] == 64 else None
 
-    tune(tmp_path, h200(verdict), "--budget", "15")
+    tune(tmp_path, a100(verdict), "--budget", "15")
     history = replay(tmp_path).history
     assert history.spent() == 15
     assert len(history) > 15
@@ -90,7 +90,7 @@ def test_what_does_not_fit_costs_no_budget(tmp_path: Path) -> None:
 
 def test_a_program_met_before_is_a_free_duplicate(tmp_path: Path, monkeypatch: object) -> None:
     """Points that give the same source are judged once."""
-    fake = h200()
+    fake = a100()
     import fake_machine
 
     honest = fake_machine.build
@@ -119,7 +119,7 @@ def test_the_search_leaves_a_region_of_bad_kernels(tmp_path: Path) -> None:
     def verdict(c: Candidate) -> Outcome | None:
         return rejected(TrialClass.WRONG_OUTPUT) if c.point["swizzle"] != 128 else None
 
-    tune(tmp_path, h200(verdict), "--budget", "80")
+    tune(tmp_path, a100(verdict), "--budget", "80")
     late = replay(tmp_path).history.records[40:]
     assert sum(isinstance(r.outcome, Measured) for r in late) > 0.6 * len(late)
 
@@ -132,7 +132,7 @@ def test_broken_machinery_costs_no_budget_and_is_no_kernels_fault(tmp_path: Path
         calls += 1
         return Broken(Stage.LAUNCH, "driver gone") if calls in (3, 7) else None
 
-    assert tune(tmp_path, h200(verdict), "--budget", "10") == 0
+    assert tune(tmp_path, a100(verdict), "--budget", "10") == 0
     history = replay(tmp_path).history
     assert (history.spent(), len(history)) == (10, 12)
 
@@ -146,7 +146,7 @@ def test_trials_that_all_fail_alike_stop_the_search(
     def verdict(c: Candidate) -> Outcome:
         return rejected(TrialClass.LAUNCH_FAILED, f"error {len(c.point.key)} from the driver")
 
-    fake = h200(verdict)
+    fake = a100(verdict)
     assert tune(tmp_path, fake, "--budget", "100") == 1
     assert len(fake.shops[0].judged) == ALIKE
     said = capsys.readouterr().err
@@ -164,7 +164,7 @@ def test_different_failures_do_not_stop_it(tmp_path: Path) -> None:
         count += 1
         return rejected(classes[count % 2])
 
-    fake = h200(verdict)
+    fake = a100(verdict)
     assert tune(tmp_path, fake, "--budget", "20") == 1
     assert len(fake.shops[0].judged) == 20
 
@@ -177,7 +177,7 @@ def test_one_right_kernel_is_enough_to_go_on(tmp_path: Path) -> None:
         count += 1
         return None if count == 1 else rejected(TrialClass.WRONG_OUTPUT)
 
-    assert tune(tmp_path, h200(verdict), "--budget", "25") == 0
+    assert tune(tmp_path, a100(verdict), "--budget", "25") == 0
     assert replay(tmp_path).history.spent() == 25
 
 
@@ -185,7 +185,7 @@ def test_a_space_that_is_used_up_ends_the_search(tmp_path: Path) -> None:
     tiny = "Param BM in {128}\nParam BN in {64}\nParam warps in {4}\nParam stages in {1}\n"
     tiny += "Param swizzle in {128}\nParam q_in_registers in {0}\nParam p_in_registers in {1}\n"
     tiny += "Param blocks_per_sm in {1}\nParam head_group in {1}\nParam peel in {1}\n" + FULL
-    fake = h200()
+    fake = a100()
     assert tune(tmp_path, fake, "--budget", "100", sketch=tiny) == 0
     found = replay(tmp_path)
     assert found.finished is not None
@@ -204,7 +204,7 @@ def test_minutes_end_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return now
 
     monkeypatch.setattr(tuner.loop.time, "monotonic", clock)
-    assert tune(tmp_path, h200(), "--budget", "5000", "--minutes", "1") == 0
+    assert tune(tmp_path, a100(), "--budget", "5000", "--minutes", "1") == 0
     found = replay(tmp_path)
     assert found.finished is not None and "minutes are over" in found.finished.reason
     assert 5 < len(found.history) < 60
@@ -220,14 +220,14 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
         return None
 
-    fake = h200(verdict)
+    fake = a100(verdict)
     assert tune(tmp_path, fake, "--budget", "20") == 0
     assert not fake.exported
     assert fake.shops[0].closed
     found = replay(tmp_path)
     assert found.finished is not None and found.finished.reason == "interrupted"
     assert len(found.history) == 8
-    again = h200()
+    again = a100()
     assert main(["--resume", str(only_run(tmp_path))], again.machine()) == 0
     assert replay(tmp_path).history.spent() == 20
     assert again.exported
@@ -242,7 +242,7 @@ def without_times(history: History) -> list[object]:
 
 def test_a_journal_cut_anywhere_resumes_to_the_same_run(tmp_path: Path) -> None:
     """With one candidate in flight, a resumed run equals the run that was never stopped."""
-    assert tune(tmp_path, h200(), "--budget", "25", "--seed", "3") == 0
+    assert tune(tmp_path, a100(), "--budget", "25", "--seed", "3") == 0
     whole = replay(tmp_path).history
     run = only_run(tmp_path)
     lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
@@ -251,17 +251,17 @@ def test_a_journal_cut_anywhere_resumes_to_the_same_run(tmp_path: Path) -> None:
     for cut in rng.sample(range(1, len(trials)), 4):
         torn = lines[trials[cut]][: rng.randrange(len(lines[trials[cut]]))]
         (run / "journal.jsonl").write_bytes(b"".join(lines[: trials[cut]]) + torn)
-        assert main(["--resume", str(run)], h200().machine()) == 0
+        assert main(["--resume", str(run)], a100().machine()) == 0
         assert without_times(replay(tmp_path).history) == without_times(whole)
 
 
 def test_a_finished_run_resumed_does_nothing_more_unless_budget_is_added(tmp_path: Path) -> None:
-    tune(tmp_path, h200(), "--budget", "10")
+    tune(tmp_path, a100(), "--budget", "10")
     run = str(only_run(tmp_path))
-    again = h200()
+    again = a100()
     assert main(["--resume", run], again.machine()) == 0
     assert again.shops[0].judged == []
-    more = h200()
+    more = a100()
     assert main(["--resume", run, "--budget", "13"], more.machine()) == 0
     assert len(more.shops[0].judged) == 3
     assert replay(tmp_path).history.spent() == 13
@@ -271,8 +271,8 @@ def test_a_finished_run_resumed_does_nothing_more_unless_budget_is_added(tmp_pat
 
 
 def test_both_masks_share_the_budget_and_their_best_points(tmp_path: Path) -> None:
-    args = ["--variant", "mha", "--gpu", "h200", "--shapes", SHAPE, "--budget", "40"]
-    fake = h200()
+    args = ["--variant", "mha", "--gpu", "a100", "--shapes", SHAPE, "--budget", "40"]
+    fake = a100()
     assert main([*args, "--runs-dir", str(tmp_path / "runs")], fake.machine()) == 0
     history = replay(tmp_path).history
     counts = {c: sum(r.problem.causal == c for r in history) for c in (False, True)}
@@ -281,7 +281,7 @@ def test_both_masks_share_the_budget_and_their_best_points(tmp_path: Path) -> No
 
 
 def test_the_winner_comes_from_the_final_timing(tmp_path: Path) -> None:
-    tune(tmp_path, h200(), "--budget", "20")
+    tune(tmp_path, a100(), "--budget", "20")
     found = replay(tmp_path)
     (chosen,) = [f for f in found.finalists if f.chosen]
     assert chosen.trial is not None
@@ -296,7 +296,7 @@ def test_without_the_gpu_times_are_predicted_and_peers_unknown(
     fake = FakeMachine()
     assert tune(tmp_path, fake, "--budget", "10", sketch=CAUSAL) == 0
     out = capsys.readouterr().out
-    assert "no H200 here (no GPU): times are predicted, not measured" in out
+    assert "no A100 here (no GPU): times are predicted, not measured" in out
     found = replay(tmp_path)
     bases = {t.basis for r in found.history if isinstance(r.outcome, Measured)
              for t in r.outcome.timings}  # fmt: skip
@@ -314,7 +314,7 @@ def test_a_predicted_run_resumed_on_the_card_measures_its_shortlist_first(tmp_pa
         (r for r in RunStore.open(predicted).replay().history if isinstance(r.outcome, Measured)),
         key=lambda r: (r.outcome.timings[0].median_us, r.index),  # type: ignore[union-attr]
     )[:3]
-    card = h200()
+    card = a100()
     assert main(["--resume", str(predicted)], card.machine()) == 0
     (measured,) = [p for p in (tmp_path / "runs").iterdir() if p != predicted]
     store = RunStore.open(measured)
@@ -326,7 +326,7 @@ def test_a_predicted_run_resumed_on_the_card_measures_its_shortlist_first(tmp_pa
     assert history.spent() == 15
     assert (predicted / "journal.jsonl").read_bytes() == before
     # and the measured run itself can be resumed
-    again = h200()
+    again = a100()
     assert main(["--resume", str(measured), "--budget", "17"], again.machine()) == 0
     assert len(again.shops[0].judged) == 2
 
@@ -334,6 +334,6 @@ def test_a_predicted_run_resumed_on_the_card_measures_its_shortlist_first(tmp_pa
 def test_a_measured_run_is_not_resumed_without_its_card(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tune(tmp_path, h200(), "--budget", "5")
+    tune(tmp_path, a100(), "--budget", "5")
     assert main(["--resume", str(only_run(tmp_path))], FakeMachine().machine()) == 3
     assert "not here" in capsys.readouterr().err

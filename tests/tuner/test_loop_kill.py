@@ -50,10 +50,10 @@ def kill_after_lines(process: subprocess.Popen[bytes], runs: Path, lines: int, w
 def test_a_run_killed_again_and_again_ends_like_one_never_killed(tmp_path: Path) -> None:
     sketch = tmp_path / "sketch.tl"
     sketch.write_text(FULL)
-    args = ["--variant", "mha", "--gpu", "h200", "--shapes", "1,16,16,4096,4096,128,128"]
+    args = ["--variant", "mha", "--gpu", "a100", "--shapes", "1,16,16,4096,4096,128,128"]
     args += ["--sketch", str(sketch), "--budget", str(BUDGET), "--runs-dir"]
     whole = tmp_path / "whole"
-    assert main([*args, str(whole)], FakeMachine(("NVIDIA H200",)).machine()) == 0
+    assert main([*args, str(whole)], FakeMachine(("NVIDIA A100-SXM4-80GB",)).machine()) == 0
 
     runs = tmp_path / "killed"
     rng = random.Random(11)
@@ -82,7 +82,7 @@ def test_every_right_trial_of_a_killed_run_has_its_kernel(tmp_path: Path) -> Non
     runs = tmp_path / "runs"
     sketch = tmp_path / "sketch.tl"
     sketch.write_text(FULL)
-    args = ["--variant", "mha", "--gpu", "h200", "--shapes", "1,16,16,512,512,128,128"]
+    args = ["--variant", "mha", "--gpu", "a100", "--shapes", "1,16,16,512,512,128,128"]
     process = start([*args, "--sketch", str(sketch), "--budget", "50", "--runs-dir", str(runs)])
     kill_after_lines(process, runs, 8, 0.0)
     journal = journal_of(runs)

@@ -21,7 +21,7 @@ SHAPES = ("1,16,16,4096,4096,128,128", "4,16,16,1024,1024,128,128")
 
 
 def piped(tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: FakeMachine) -> str:
-    args = ["--variant", "mha", "--gpu", "h200", "--budget", "8", "--shapes", *SHAPES]
+    args = ["--variant", "mha", "--gpu", "a100", "--budget", "8", "--shapes", *SHAPES]
     assert main([*args, "--runs-dir", str(tmp_path / "runs")], fake.machine()) == 0
     return capsys.readouterr().out
 
@@ -29,7 +29,7 @@ def piped(tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: FakeMachine)
 def test_piped_output_has_no_colours_and_no_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = piped(tmp_path, capsys, FakeMachine(("NVIDIA H200",)))
+    out = piped(tmp_path, capsys, FakeMachine(("NVIDIA A100-SXM4-80GB",)))
     assert "\x1b" not in out
     assert "\r" not in out
 
@@ -37,9 +37,9 @@ def test_piped_output_has_no_colours_and_no_bar(
 def test_before_the_first_trial_the_facts_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = piped(tmp_path, capsys, FakeMachine(("NVIDIA H200",)))
+    out = piped(tmp_path, capsys, FakeMachine(("NVIDIA A100-SXM4-80GB",)))
     head = out[: out.index("1/8")]
-    for fact in ("H200 (sm_90a)", "227 KiB shared memory a block", "bottom-right", "1/sqrt(D)",
+    for fact in ("A100 (sm_80)", "163 KiB shared memory a block", "bottom-right", "1/sqrt(D)",
                  "configurations legal", "pruned by rows_per_warp", "8 distinct programs",
                  SHAPES[0], "no fa3: not installed"):  # fmt: skip
         assert fact in head, fact
@@ -52,7 +52,7 @@ def test_one_line_for_each_trial_and_a_row_for_each_shape(
         bad = c.point["stages"] == 2
         return Rejected(TrialClass.PRECISION, Stage.VERIFY, "error\n3 times") if bad else None
 
-    out = piped(tmp_path, capsys, FakeMachine(("NVIDIA H200",), verdict))
+    out = piped(tmp_path, capsys, FakeMachine(("NVIDIA A100-SXM4-80GB",), verdict))
     lines = [x for x in out.splitlines() if re.match(r" *\d+ +\d+/8 ", x)]
     assert len(lines) == 8
     assert all("BM=" in x and "BN=" in x for x in lines)
@@ -71,9 +71,9 @@ def test_a_terminal_has_a_bar_and_the_best_beside_the_peer(tmp_path: Path) -> No
     console = Console(file=out, force_terminal=True, width=160, height=50)
     view = TerminalView(console)
     options = Options(
-        variant="mha", gpu="h200", budget=6, shapes=SHAPES, runs_dir=tmp_path / "runs"
+        variant="mha", gpu="a100", budget=6, shapes=SHAPES, runs_dir=tmp_path / "runs"
     )
-    tune(options, view, FakeMachine(("NVIDIA H200",)).machine())
+    tune(options, view, FakeMachine(("NVIDIA A100-SXM4-80GB",)).machine())
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert "6/6" in text
     assert "best so far beside the best peer, TFLOP/s" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from codegen.errors import PlanError, TLError
 from codegen.tl.ast import Sketch
-from space.constraints import space_for, violated
+from space.constraints import Backend, space_for, violated
 from space.gpu import check_dtype, gpu_named
 from space.params import Point
 from space.variant import Problem, Shape, check_shape, dtype_named, variant_named
@@ -93,9 +93,11 @@ def _point(problem: Problem, request: EmitRequest, sketch: Sketch) -> Point:
     from tuner.sketches import restricted
 
     gpu = gpu_named(request.gpu)
-    whole = space_for(problem, gpu)
-    space = restricted(request.path.stem, whole, sketch_choices(sketch))
     given = _given(request.params)
+    # a parameter of the warp-level back end asks for that back end
+    backend = Backend.MMA_SYNC if "warps" in given else Backend.AUTO
+    whole = space_for(problem, gpu, backend)
+    space = restricted(request.path.stem, whole, sketch_choices(sketch))
     start = whole.point(seeds(problem, gpu, whole)[0].as_dict() | given)  # refuses unknown names
     fixed = {name: (value,) for name, value in given.items()}
     return nearest_legal(problem, gpu, space.restrict(fixed), start.as_dict()) or start

@@ -14,8 +14,16 @@ from dataclasses import dataclass
 
 from codegen.kernel import Resources
 from runs.record import Basis, Timing
-from space.constraints import MMA_M, WARP, register_estimate, row_pitch_bytes, smem_bytes
+from space.constraints import (
+    MMA_M,
+    WARP,
+    is_hopper,
+    register_estimate,
+    row_pitch_bytes,
+    smem_bytes,
+)
 from space.gpu import GpuSpec
+from space.hopper import accumulator_registers
 from space.params import Point
 from space.variant import Problem, Shape, io_bytes
 
@@ -30,21 +38,25 @@ FP32_LANES = {75: 64, 80: 64, 89: 128, 90: 128}
 class Coefficients:
     """What the datasheet does not say; fitted to measured trials."""
 
-    tensor_efficiency: float = 0.90  #: of the mma.sync rate, in a loop with nothing else
-    smem_efficiency: float = 0.85
-    alu_per_score: float = 6.0  #: FP32 slots for scale, maximum, sum and conversion of a score
+    tensor_efficiency: float = 0.70  #: of the mma.sync rate, in a loop with nothing else
+    smem_efficiency: float = 0.95
+    alu_per_score: float = 3.5  #: FP32 slots for scale, maximum, sum and conversion of a score
     alu_per_mask: float = 3.0  #: more of them where the mask is compared
     alu_per_rescale: float = 1.0  #: for each element of O at each rescale
-    rescale_rate: float = 0.1  #: share of steps that rescale once a threshold is set
-    serial_share: float = 0.9  #: of the units' time that does not overlap with one warp a scheduler
-    step_latency_us: float = 0.35  #: barrier and copy latency of one step, one stage, one block
-    block_latency_us: float = 1.5  #: prologue and epilogue of a block
-    launch_us: float = 2.5
+    rescale_rate: float = 0.05  #: share of steps that rescale once a threshold is set
+    serial_share: float = 0.25  #: of the units' time that does not overlap with one warp a scheduler
+    step_latency_us: float = 0.25  #: barrier and copy latency of one step, one stage, one block
+    block_latency_us: float = 4.0  #: prologue and epilogue of a block
+    persistent_share: float = 0.45  #: of it that is left when blocks persist
+    launch_us: float = 2.0
     l2_bytes_per_clock_per_sm: float = 40.0
     spill_weight: float = 0.004  #: slowdown for each spilled byte of a thread
     shuffled_tail: float = (
         0.5  #: of the longest block, idle at the end when blocks come in any order
     )
+    wgmma_efficiency: float = 0.85  #: of the tensor rate, with the clocks that the power leaves
+    overlap_gain: float = 0.3  #: share left of what does not overlap: scores issued early
+    pingpong_gain: float = 0.6  #: and warpgroups in turns
     spread: float = 0.15  #: half width of the interval, relative
 
 
@@ -77,7 +89,10 @@ class Candidate:
     @classmethod
     def uncompiled(cls, problem: Problem, point: Point) -> Candidate:
         """Estimate registers and shared memory from the point alone."""
-        registers = register_estimate(problem, point)
+        if is_hopper(point):
+            registers = accumulator_registers(problem.head_dim_v, point)
+        else:
+            registers = register_estimate(problem, point)
         return cls(problem, point, min(registers, 255), 0, smem_bytes(problem, point))
 
 
@@ -100,12 +115,17 @@ def predict_us(
 
 def resident_blocks(candidate: Candidate, gpu: GpuSpec) -> int:
     """Return how many blocks an SM holds at once, by shared memory, registers and threads."""
-    warps = candidate.point["warps"]
+    warps = block_warps(candidate.point)
     by_smem = gpu.smem_per_sm_bytes // (candidate.smem_bytes + gpu.smem_reserved_bytes)
     registers = -(-candidate.registers // 8) * 8  # a warp's registers come in units of 256
     by_registers = gpu.registers_per_sm // (registers * WARP * warps)
     by_threads = gpu.threads_per_sm // (WARP * warps)
     return max(1, min(by_smem, by_registers, by_threads, MAX_BLOCKS_PER_SM.get(gpu.sm, 16)))
+
+
+def block_warps(point: Point) -> int:
+    """Return the warps of a block, a Hopper block's producer included."""
+    return 4 * (point["consumer_warpgroups"] + 1) if is_hopper(point) else point["warps"]
 
 
 def key_tiles(shape: Shape, bm: int, bn: int) -> list[int]:
@@ -135,16 +155,17 @@ def _waves_us(candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficient
     blocks = len(tiles) * copies
     resident = min(resident_blocks(candidate, gpu), -(-blocks // gpu.num_sms))
     step = _step_us(candidate, resident, gpu, fit)
+    # a persistent block fetches the next tile while this one ends
+    around = fit.block_latency_us * (fit.persistent_share if point.get("persistent", 0) else 1.0)
     if not shape.causal:
         full, rest = divmod(blocks, resident * gpu.num_sms)
-        us = full * (tiles[0] * step + fit.block_latency_us)
+        us = full * (tiles[0] * step + around)
         if rest:
             last = _step_us(candidate, -(-rest // gpu.num_sms), gpu, fit)
-            us += tiles[0] * last + fit.block_latency_us
+            us += tiles[0] * last + around
         return us
-    slots = resident * gpu.num_sms
-    longest = max(tiles) * step
-    even = (sum(tiles) * copies * step + blocks * fit.block_latency_us) / slots
+    longest = max(tiles) * step + around
+    even = (sum(tiles) * copies * step + blocks * around) / (resident * gpu.num_sms)
     tail = 0.0 if point.get("causal_longest_first", 0) else fit.shuffled_tail * longest
     return max(even, longest) + tail
 
@@ -153,11 +174,18 @@ def _step_us(candidate: Candidate, resident: int, gpu: GpuSpec, fit: Coefficient
     """Time in which each of `resident` blocks of an SM makes one step."""
     units = _unit_us(candidate, gpu, fit)
     busiest = max(units)
-    warps_per_scheduler = max(resident * candidate.point["warps"] / SCHEDULERS, 0.5)
+    point = candidate.point
+    warps_per_scheduler = max(resident * _computing_warps(point) / SCHEDULERS, 0.5)
     exposed = fit.serial_share * (sum(units) - busiest) / warps_per_scheduler
-    latency = fit.step_latency_us / (candidate.point["stages"] * resident)
+    exposed *= fit.overlap_gain if point.get("overlap", 0) else 1.0
+    exposed *= fit.pingpong_gain if point.get("pingpong", 0) else 1.0
+    latency = fit.step_latency_us / (point["stages"] * resident)
     spill = 1 + fit.spill_weight * candidate.spilled_bytes
     return (resident * (busiest + exposed) + latency) * spill
+
+
+def _computing_warps(point: Point) -> int:
+    return 4 * point["consumer_warpgroups"] if is_hopper(point) else point["warps"]
 
 
 def _unit_us(
@@ -165,31 +193,47 @@ def _unit_us(
 ) -> tuple[float, float, float, float]:
     """Time that one step of one block keeps tensor cores, shared memory, MUFU and FP32 busy."""
     problem, point = candidate.problem, candidate.point
-    bm, bn, warps = point["BM"], point["BN"], point["warps"]
+    bm, bn = point["BM"], point["BN"]
     depth, depth_v = (-(-d // MMA_M) * MMA_M for d in (problem.head_dim, problem.head_dim_v))
     sm_clock = gpu.clock_ghz * 1e3  # cycles a microsecond
-    rate = gpu.tensor_tflops * 1e6 * gpu.mma_sync_fraction / gpu.num_sms * fit.tensor_efficiency
+    rate = gpu.tensor_tflops * 1e6 / gpu.num_sms
+    if is_hopper(point):
+        rate *= fit.wgmma_efficiency
+    else:
+        rate *= gpu.mma_sync_fraction * fit.tensor_efficiency
     tensor = 2 * bm * bn * (depth + depth_v) / rate
-
-    swizzle = point["swizzle"]
-    ways_k, ways_v = (conflict_ways(d, swizzle) for d in (problem.head_dim, problem.head_dim_v))
-    # every warp reads all of K and V for its own rows, so few rows a warp read more in all
-    moved = warps * bn * 2 * (depth * ways_k + depth_v * ways_v) + bn * 2 * (depth + depth_v)
-    if not point["q_in_registers"]:
-        moved += bm * depth * 2 * ways_k
-    if not point["p_in_registers"]:
-        moved += 2 * bm * bn * 2
+    moved = _smem_traffic(candidate, depth, depth_v)
     smem = moved / (SMEM_BYTES_PER_CLOCK * sm_clock * fit.smem_efficiency)
 
     scores = bm * bn
     mufu = scores / (gpu.mufu_per_clock_per_sm * sm_clock)
     slots = scores * fit.alu_per_score
-    if problem.causal and not point.get("peel", 0):
+    if problem.causal and not (is_hopper(point) or point.get("peel", 0)):
         slots += scores * fit.alu_per_mask
     rescales = fit.rescale_rate if point.get("rescale_threshold", 0) else 1.0
     slots += bm * depth_v * fit.alu_per_rescale * rescales
     alu = slots / (FP32_LANES.get(gpu.sm, 128) * sm_clock)
     return tensor, smem, mufu, alu
+
+
+def _smem_traffic(candidate: Candidate, depth: int, depth_v: int) -> int:
+    """Bytes that one step reads from and writes to shared memory, conflicts counted as bytes."""
+    problem, point = candidate.problem, candidate.point
+    bm, bn = point["BM"], point["BN"]
+    filled = bn * 2 * (depth + depth_v)
+    if is_hopper(point):
+        # each warpgroup's wgmma reads K and V once, and Q again at every step
+        return filled * (1 + point["consumer_warpgroups"]) + bm * depth * 2
+    ways_k, ways_v = (
+        conflict_ways(d, point["swizzle"]) for d in (problem.head_dim, problem.head_dim_v)
+    )
+    # every warp reads all of K and V for its own rows, so few rows a warp read more in all
+    moved = filled + point["warps"] * bn * 2 * (depth * ways_k + depth_v * ways_v)
+    if not point["q_in_registers"]:
+        moved += bm * depth * 2 * ways_k
+    if not point["p_in_registers"]:
+        moved += 2 * bm * bn * 2
+    return moved
 
 
 def _l2_bytes(candidate: Candidate, shape: Shape) -> int:

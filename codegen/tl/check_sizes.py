@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from codegen.tl.ast import (
     Allocate,
@@ -15,14 +16,14 @@ from codegen.tl.ast import (
     Memory,
     Name,
     Num,
-    Operand,
     Param,
+    Stmt,
     walk,
 )
 from codegen.tl.axes import loop_kinds, row_kinds
 from codegen.tl.dims import infer, operand_axes
 from codegen.tl.evaluate import evaluate
-from codegen.tl.flow import Block, names_in
+from codegen.tl.flow import Block, names_in, rewrite
 from codegen.tl.kinds import Kind
 from codegen.tl.prepare import RawKernel, prepare
 from codegen.tl.printer import expr_text, to_text
@@ -47,6 +48,31 @@ def check_shapes(subject: Subject, report: Report) -> None:
             _clash(clash.gemm, kernel, subject, report)
 
 
+def check_stated_shapes(subject: Subject, report: Report) -> None:
+    """Report a Copy whose shape is not that of the tile it fills or empties."""
+    for stmt in walk(subject.sketch.statements):
+        if not isinstance(stmt, Copy) or not stmt.shape:
+            continue
+        for memory in (stmt.src, stmt.dst):
+            tile = None if memory is None else subject.allocated(stmt.name, memory)
+            if tile is None or tile.memory is Memory.GLOBAL:
+                continue
+            # (stages, rows, columns): only the tile itself is copied
+            for one, other in zip(tile.shape[-2:], stmt.shape[-2:], strict=False):
+                values = [evaluate(e, subject.params.numbers) for e in (one, other)]
+                if None in values or values[0] == values[1]:
+                    continue
+                listed = ", ".join(map(expr_text, tile.shape))
+                report.add(
+                    stmt.span,
+                    "shape-mismatch",
+                    f"{stmt.name} is ({listed}) in {tile.memory}, and this copies "
+                    f"({', '.join(map(expr_text, stmt.shape))})",
+                    f"Write `Copy {stmt.name} ({listed})`",
+                )
+                break
+
+
 def _used(kernel: RawKernel) -> tuple[Allocate, ...]:
     names = {n for s in walk(kernel.block) for n in _names_of(s)}
     return tuple(a for a in kernel.allocations if a.name in names)
@@ -60,36 +86,37 @@ def _names_of(stmt: object) -> Iterator[str]:
 
 
 def _clash(gemm: Gemm, kernel: RawKernel, subject: Subject, report: Report) -> None:
-    """Say how the operands of one GEMM fail to meet."""
+    """Say how the operands of one GEMM fail to meet, or how its output fails to fit."""
     kinds = row_kinds(kernel.block)
-    rest = tuple(s for s in walk(kernel.block) if not isinstance(s, Gemm | For))
-    before = infer(rest, _used(kernel), subject.params.numbers, kinds)
-    meeting = []
-    for flip_a, flip_b in ((False, True), (True, False), (True, True)):
-        a = Operand(gemm.a.name, gemm.a.slices, gemm.a.transposed != flip_a)
-        b = Operand(gemm.b.name, gemm.b.slices, gemm.b.transposed != flip_b)
-        trial = tuple(
-            Gemm(a, b, g.out, g.accumulate, g.span) if g == gemm else g
-            for g in walk(kernel.block)
-            if not isinstance(g, For)
-        )
-        again = infer(trial, _used(kernel), subject.params.numbers, kinds)
-        if all(c.gemm.span != gemm.span for c in again.clashes):
-            meeting.append((a, b))
-    verb = "accumulate" if gemm.accumulate else "get"
-    inner = (operand_axes(gemm.a)[1], operand_axes(gemm.b)[0])
-    words = " and ".join(_axis_text(before.sizes.axis(*axis)) for axis in inner)
-    if meeting:
-        a, b = meeting[0]
-        hint = f"Write `Compute GEMM {to_text(a)}, {to_text(b)} and {verb} {gemm.out}`"
+    numbers, allocations = subject.params.numbers, _used(kernel)
+
+    def without_gemms(stmt: Stmt) -> Stmt | None:
+        return None if isinstance(stmt, Gemm) else stmt
+
+    sizes = infer(rewrite(kernel.block, without_gemms), allocations, numbers, kinds).sizes
+    rows_a, inner_a = operand_axes(gemm.a)
+    inner_b, columns_b = operand_axes(gemm.b)
+    written = f"{to_text(gemm.a)} and {to_text(gemm.b)}"
+    if sizes.meets(inner_a, inner_b):
+        has = ", ".join(_axis_text(sizes.axis(gemm.out, n)) for n in (0, 1))
+        wants = ", ".join(_axis_text(sizes.axis(*axis)) for axis in (rows_a, columns_b))
+        message = f"{gemm.out} is ({has}) and the product of {written} is ({wants})"
+        hint = f"Give {gemm.out} the shape of the product"
     else:
+        words = " and ".join(_axis_text(sizes.axis(*axis)) for axis in (inner_a, inner_b))
+        message = f"{written} do not meet: the inner axes are {words}"
         hint = "Columns of the first operand and rows of the second must be the same axis"
-    report.add(
-        gemm.span,
-        "gemm-shapes",
-        f"{to_text(gemm.a)} and {to_text(gemm.b)} do not meet: the inner axes are {words}",
-        hint,
-    )
+    for flip_a, flip_b in ((False, True), (True, False), (True, True)):
+        a = replace(gemm.a, transposed=gemm.a.transposed != flip_a)
+        b = replace(gemm.b, transposed=gemm.b.transposed != flip_b)
+        new = replace(gemm, a=a, b=b)
+        trial = rewrite(kernel.block, lambda s, n=new: n if s is gemm else s)  # type: ignore[misc]
+        clashes = infer(trial, allocations, numbers, kinds).clashes
+        if all(c.gemm is not new for c in clashes):
+            verb = "accumulate" if gemm.accumulate else "get"
+            hint = f"Write `Compute GEMM {to_text(a)}, {to_text(b)} and {verb} {gemm.out}`"
+            break
+    report.add(gemm.span, "gemm-shapes", message, hint)
 
 
 def _axis_text(axis: object) -> str:

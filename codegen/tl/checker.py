@@ -6,7 +6,7 @@ from codegen.tl.ast import Sketch, walk
 from codegen.tl.binding import assemble
 from codegen.tl.check_end import unwritten_tensors
 from codegen.tl.check_flow import check_flow
-from codegen.tl.check_sizes import check_claims, check_params, check_shapes
+from codegen.tl.check_sizes import check_claims, check_params, check_shapes, check_stated_shapes
 from codegen.tl.printer import to_text
 from codegen.tl.repair import is_role, mend, strip_schedule
 from codegen.tl.report import Report
@@ -42,6 +42,7 @@ def check(
     if subject.is_code:
         unwritten_tensors(subject, report)
     check_shapes(subject, report)
+    check_stated_shapes(subject, report)
     check_params(subject, report)
     check_claims(subject, report)
     if gpu is not None and not report.sorted():

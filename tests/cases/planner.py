@@ -63,7 +63,9 @@ def _resources(case: Case, problem: Problem, gpu: GpuSpec) -> Verdict:
     if over := [p for p in legal.cores if smem_bytes(problem, p) > limit]:
         return Verdict(FAIL, f"{over[0].key} is called legal on {gpu.name} with {limit} bytes")
     largest = {p.name: max(p.choices) for p in space.params}
-    too_large = space.point({**largest, "swizzle": space.param("swizzle").choices[0]})
+    if "swizzle" in space.names:
+        largest["swizzle"] = space.param("swizzle").choices[0]
+    too_large = space.point(largest)
     pruned = violated(problem, too_large, gpu)
     if pruned is None:
         return Verdict(FAIL, f"{too_large.key} is called legal on {gpu.name}")

@@ -31,6 +31,24 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def append_synced(path: Path, data: bytes) -> None:
+    """Append to a file, whole or not at all, and wait until it is on disk. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        start = os.fstat(handle).st_size
+        try:
+            # unbuffered: what a full disk refused must not be written when the file is closed
+            left = memoryview(data)
+            while left:
+                left = left[os.write(handle, left) :]
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, start)  # part of a line must not be glued to the next
+            raise
+    finally:
+        os.close(handle)
+
+
 @contextlib.contextmanager
 def private_folder(parent: Path) -> Iterator[Path]:
     """Give an empty hidden folder inside `parent`, removed at the end unless published."""

@@ -9,6 +9,7 @@ lock             locked by the one process that may write
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from typing import Any
 from codegen.kernel import Cubin, KernelSource
 from runs import codec
 from runs.errors import CodecError, StoreError
-from runs.files import private_folder, publish, safe_name, write_synced
+from runs.files import append_synced, private_folder, publish, safe_name, write_synced
 from runs.kernels import StoredKernel, read_kernel, write_kernel
 from runs.record import (
     REJECTED_IN_FINAL,
@@ -151,16 +152,7 @@ class RunStore:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = codec.encode_event(event, at).encode() + b"\n"
         try:
-            with (self.path / JOURNAL).open("ab") as journal:
-                start = journal.tell()
-                try:
-                    journal.write(line)
-                    journal.flush()
-                    os.fsync(journal.fileno())
-                except OSError:
-                    # part of a line (a full disk) must not be glued to the next
-                    os.ftruncate(journal.fileno(), start)
-                    raise
+            append_synced(self.path / JOURNAL, line)
         except OSError as error:
             raise StoreError(f"cannot write {self.path / JOURNAL}: {error.strerror}") from None
 
@@ -212,9 +204,12 @@ class RunStore:
         if not self.replay().torn:
             return
         keep = sum(len(line) for line in self._lines()[:-1])
-        with (self.path / JOURNAL).open("r+b") as journal:
-            journal.truncate(keep)
-            os.fsync(journal.fileno())
+        try:
+            with (self.path / JOURNAL).open("r+b") as journal:
+                journal.truncate(keep)
+                os.fsync(journal.fileno())
+        except OSError as error:
+            raise StoreError(f"cannot mend {self.path / JOURNAL}: {error.strerror}") from None
 
 
 def _is_torn(line: bytes) -> bool:
@@ -264,6 +259,7 @@ def _lock(folder: Path) -> int:
         raise StoreError(
             f"{folder} is being written by process {owner}; wait for it or stop it"
         ) from None
-    os.ftruncate(handle, 0)
-    os.write(handle, f"{os.getpid()}\n".encode())
+    with contextlib.suppress(OSError):  # a full disk: the number is a courtesy, the lock holds
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
     return handle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.cute.emit import emit
+from codegen.cute.names import safe
 from codegen.cute.plan import KernelPlan, plan_kernel
 from codegen.cute.sm75 import Sm75
 from codegen.cute.sm80 import Sm80
@@ -28,6 +29,7 @@ def translate(program: Program, problem: Problem, gpu: GpuSpec) -> KernelSource:
     """
     if problem.dtype not in gpu.dtypes:
         raise PlanError(f"{gpu.name} (sm_{gpu.sm}) has no {problem.dtype} tensor cores; use fp16")
+    program = safe(program)
     if program.param("consumer_warpgroups", 0):
         return _translate_hopper(program, problem, gpu)
     plans = tuple(plan_kernel(program, k, problem, gpu) for k in program.kernels)
@@ -67,5 +69,6 @@ def _workspaces(plans: tuple[KernelPlan, ...]) -> tuple[Workspace, ...]:
     for plan in plans:
         for t in plan.kernel.tensors:
             if t.workspace:
-                found[t.name] = Workspace(t.name, (*t.axes, "batch", "heads", "M", str(t.columns)))
+                axes = tuple(str(plan.program.param(f"num_{a}")) for a in t.axes)
+                found[t.name] = Workspace(t.name, (*axes, "batch", "heads", "M", str(t.columns)))
     return tuple(found.values())

@@ -35,7 +35,7 @@ def _signature(plan: KernelPlan) -> list[str]:
             const = "" if tensor.output or tensor.workspace else " const"
             parts.append(f"{element}{const}* __restrict__ g{arg.name}")
         else:
-            parts.append(f"{CXX_TYPES[arg.kind]} {arg.name.replace('.', '_')}")
+            parts.append(f"{CXX_TYPES[arg.kind]} {arg.name.replace('.', '_stride_')}")
     return parts
 
 
@@ -62,14 +62,14 @@ def _block_position(plan: KernelPlan, out: Writer) -> None:
     inner = [a for a in plan.grid if a.length not in ("M", "heads", "batch")]
     counts = ["row_blocks"]
     for axis in inner:
-        name = "column_blocks" if axis.length == "N" else axis.length
-        if axis.length == "N":
-            out.line(f"int const {name} = ceil_div(N, {axis.tile});")
+        name = "column_blocks" if axis.length == "N" else "splits"
+        blocks = f"ceil_div(N, {axis.tile})" if axis.length == "N" else axis.length
+        out.line(f"int const {name} = {blocks};")
         counts.append(name)
     out.line(f"int const planes = gridDim.x / ({' * '.join(counts)});  // heads x batch")
     out.line("int rest = blockIdx.x;")
     for axis, count in zip(inner, counts[1:], strict=True):
-        name = "block_n" if axis.length == "N" else "split_idx"
+        name = "block_n" if axis.length == "N" else "split"
         out.line(f"int const {name} = rest % {count};")
         out.line(f"rest /= {count};")
     tile_position(plan, out, "rest")
@@ -102,7 +102,7 @@ def _tensor_bases(plan: KernelPlan, out: Writer) -> None:
             continue  # outputs are addressed where they are written: fewer live registers
         head = "head" if tensor.rows is ast.Rows.QUERY else "head / group"
         name = tensor.name
-        out.line(f"g{name} += batch * {name}_b + ({head}) * {name}_h;")
+        out.line(f"g{name} += batch * {name}_stride_b + ({head}) * {name}_stride_h;")
 
 
 def _body(
@@ -133,7 +133,8 @@ def _body(
             loop = plan.loop(stmt)
             if loop.pipeline is None and waiting:
                 _land(target, out, waiting)
-            _loop(plan, target, out, statements, stmt, loop)
+            with out.block(""):
+                _loop(plan, target, out, statements, stmt, loop)
             waiting.clear()  # groups end in order: the loop's first wait covers them
         else:
             if waiting and statements.reads_shared(stmt):
@@ -228,7 +229,8 @@ def _loop_body(
             continue
         stmt = loop.body[at]
         if isinstance(stmt, ast.For):
-            _loop(plan, target, out, statements, stmt, plan.loop(stmt))
+            with out.block(""):
+                _loop(plan, target, out, statements, stmt, plan.loop(stmt))
         elif not (isinstance(stmt, ast.Copy) and stmt.dst is ast.Memory.SHARED):
             statements.emit(stmt, inside=loop)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from codegen.cute.expressions import cxx
 from codegen.cute.layout import Fragment, SharedLayout
 from codegen.cute.pipeline import Pipeline, TileUse, schedule
 from codegen.errors import PlanError
@@ -51,7 +52,7 @@ class MaskPlan:
 
     scores: str
     causal: bool
-    window: tuple[int, int] | None
+    window: tuple[str, str] | None  #: keys to the left and right of the diagonal, as C++
     fill: str  #: what a masked score becomes
     at: int  #: statement position in the loop before which it is applied
 
@@ -354,7 +355,7 @@ def _masks(kernel: ast.Kernel, loop: ast.For) -> list[MaskPlan]:
         for _, s in own:
             if mask_kind(s) == "window":
                 assert isinstance(s.args[0], ast.Call)
-                left, right = (number(a) for a in s.args[0].args)
+                left, right = (cxx(a, {}) for a in s.args[0].args)
                 window = (left, right)
         before = own[0][0] if own else _mask_position(loop.body, scores, at)
         found.append(
@@ -451,7 +452,7 @@ def _grid(program: ast.Program, kernel: ast.Kernel, rows: int) -> tuple[GridAxis
     if _uses_name(kernel, "block_n"):
         axes.append(GridAxis("N", program.param("BN")))
     if any(isinstance(s, ast.For) and s.hi == ast.Name("split_end") for s in ast.walk(kernel.body)):
-        axes.append(GridAxis("splits", 1))
+        axes.append(GridAxis(str(program.param("num_splits")), 1))
     return (*axes, GridAxis("heads", 1), GridAxis("batch", 1))
 
 
@@ -461,9 +462,28 @@ def used_scalars(program: ast.Program, kernel: ast.Kernel) -> tuple[str, ...]:
     for stmt in ast.walk(kernel.body):
         if isinstance(stmt, ast.Custom):
             used |= {a.id for a in stmt.args if isinstance(a, ast.Name)}
+            used |= set(_window_names(stmt))
         elif isinstance(stmt, ast.Arith) and isinstance(stmt.b, str):
             used.add(stmt.b)
     return tuple(s for s in program.scalars if s in used)
+
+
+def _window_names(stmt: ast.Custom) -> list[str]:
+    """Run-time whole numbers of a window mask."""
+    if stmt.op != "Mask" or mask_kind(stmt) != "window":
+        return []
+    assert isinstance(stmt.args[0], ast.Call)
+    return [a.id for a in stmt.args[0].args if isinstance(a, ast.Name)]
+
+
+def window_scalars(kernel: ast.Kernel) -> set[str]:
+    """Names of the run-time whole numbers of all window masks."""
+    return {
+        name
+        for s in ast.walk(kernel.body)
+        if isinstance(s, ast.Custom)
+        for name in _window_names(s)
+    }
 
 
 def _args(program: ast.Program, kernel: ast.Kernel) -> tuple[Arg, ...]:
@@ -474,7 +494,8 @@ def _args(program: ast.Program, kernel: ast.Kernel) -> tuple[Arg, ...]:
     args += [Arg(ArgKind.INT, n) for n in ("M", "N", "heads", "group")]
     symbols = sorted({t.columns for t in kernel.tensors if isinstance(t.columns, str)} - {"N"})
     args += [Arg(ArgKind.INT, n) for n in symbols]
-    if any(t.workspace for t in kernel.tensors):
-        args.append(Arg(ArgKind.INT, "splits"))
-    args += [Arg(ArgKind.FLOAT, s) for s in used_scalars(program, kernel)]
+    whole = window_scalars(kernel)
+    args += [
+        Arg(ArgKind.INT if s in whole else ArgKind.FLOAT, s) for s in used_scalars(program, kernel)
+    ]
     return tuple(args)

@@ -41,9 +41,9 @@ ELEMENTWISE = {
 }
 ARITHMETIC = {
     "Add": "{a} + {b}",
-    "Subtract": "{a} - {b}",
+    "Subtract": "minus({a}, {b})",
     "Multiply": "{a} * {b}",
-    "Divide": "{a} / {b}",
+    "Divide": "over({a}, {b})",
     "Max": "fmaxf({a}, {b})",
     "Min": "fminf({a}, {b})",
 }
@@ -54,6 +54,14 @@ def comment(out: Writer, stmt: ast.Stmt, note: str = "") -> None:
     text = to_text(stmt).strip().splitlines()[0]
     where = f" {stmt.span.line}" if stmt.span.line else ""
     out.line(f"// TL{where}: {text}" + (f"  ({note})" if note else ""))
+
+
+def _fold(function: str, terms: list[str]) -> str:
+    """C++ for min or max of any number of terms."""
+    text = terms[0]
+    for term in dict.fromkeys(terms[1:]):
+        text = f"{function}({text}, {term})" if term != text else text
+    return text
 
 
 def _visible(
@@ -68,10 +76,12 @@ def _visible(
             keys = f"min(N, max(0, {last}))"
     windows = [m.window for m in masks if m.window]
     if windows and len(windows) == len(masks):
-        low = f"max(0, {row0} + diagonal - {max(w[0] for w in windows)}) / {columns}"
+        left, right = (_fold("max", [w[side] for w in windows]) for side in (0, 1))
+        low = f"max(0, {row0} + diagonal - {left}) / {columns}"
         if not any(m.causal for m in masks):
-            keys = f"min(N, max(0, {last} + {max(w[1] for w in windows)}))"
-            whole = f"min(N, max(0, {row0} + diagonal + 1 + {min(w[1] for w in windows)}))"
+            keys = f"min(N, max(0, {last} + {right}))"
+            nearest = _fold("min", [w[1] for w in windows])
+            whole = f"min(N, max(0, {row0} + diagonal + 1 + {nearest}))"
     return low, keys, whole
 
 
@@ -109,7 +119,7 @@ class Statements:
         source = Source(
             base=f"g{tensor.name}",
             first_row=f"({cxx(stmt.coords[0].index, environment)}) * {rows}",
-            stride=f"{tensor.name}_s",
+            stride=f"{tensor.name}_stride_s",
             first_column=first_column,
             rows="M" if tensor.rows is ast.Rows.QUERY else "N",
             columns=columns,
@@ -139,7 +149,7 @@ class Statements:
         if loop.hi == ast.Name("split_end"):
             out.line(f"int const tiles = ceil_div({keys}, {loop.columns});")
             out.line("int const tiles_per_split = ceil_div(tiles, splits);")
-            out.line(f"int const {var}_lo = split_idx * tiles_per_split;")
+            out.line(f"int const {var}_lo = split * tiles_per_split;")
             out.line(f"int const {var}_hi = min(tiles, {var}_lo + tiles_per_split);")
         else:
             out.line(f"int const {var}_lo{suffix} = {low};")
@@ -386,8 +396,8 @@ class Statements:
         if not tensor.workspace:
             base = f"g{tensor.name}"
             if tensor.output:
-                base += f" + batch * {tensor.name}_b + head * {tensor.name}_h"
-            return f"{base} + int64_t({row}) * {tensor.name}_s + {column}"
+                base += f" + batch * {tensor.name}_stride_b + head * {tensor.name}_stride_h"
+            return f"{base} + int64_t({row}) * {tensor.name}_stride_s + {column}"
         lead = next(
             (cxx(c.index, self.environment) for c in stmt.coords if c.axis in tensor.axes), "0"
         )

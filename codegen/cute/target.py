@@ -57,6 +57,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
 
 __device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// a row that has seen nothing stays at minus infinity, and anything over nothing is 0
+__device__ __forceinline__ float minus(float a, float b) {
+  return a == -INFINITY && b == -INFINITY ? -INFINITY : a - b;
+}
+__device__ __forceinline__ float over(float a, float b) { return b == 0.f ? 0.f : a / b; }
+
 // a row's elements are spread over the four lanes of a quad
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));

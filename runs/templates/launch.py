@@ -355,7 +355,8 @@ def grid_size(launch: LaunchLike, lengths: Mapping[str, int]) -> int:
     """Return the number of blocks. Raises LaunchError when there is none or too many."""
     blocks = 1
     for axis in launch.grid:
-        length = _named(lengths, axis.length, "length", launch)
+        whole = axis.length.isdecimal()
+        length = int(axis.length) if whole else _named(lengths, axis.length, "length", launch)
         blocks *= -(-length // axis.tile)
     if not 1 <= blocks <= INT32_MAX:
         raise LaunchError(f"{launch.entry}: a grid of {blocks} blocks; 1 to {INT32_MAX} can start")

@@ -1,0 +1,74 @@
+"""Names of a program that would collide with the emitted C++, changed before planning.
+
+Tensors keep their names, since launches pass them by name; tiles, row vectors and loop variables
+that the frame of a kernel uses too get a trailing underscore.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from codegen.errors import PlanError
+from codegen.tl import ast
+
+#: identifiers of the emitted frame, of its device functions and of C++ that a tile may be called
+_WORDS = """
+    M N a and arrive asm at at0 auto b batch bitand bitor blockDim blockIdx block_idx block_n
+    bool break c case catch ceil_div char chunk class column column_blocks compl const
+    constexpr consumer continue count cute d default delete diagonal do double drawn e else
+    enum erff exp2_approx expect explicit export extern fabsf false first float fmaf fmaxf for
+    friend from goto gridDim group grown h head heads high hold huge if index inline int
+    int64_t inverse j k kind l lane last ldsm ldsm_t leader left limit long low m max min mma
+    moved mutable n name namespace new noexcept not nullptr operator or out out_at out_row own
+    own_row0 pack panel part pass pin plane planes private protected public quad_max quad_sum r
+    register rest return ring row row0 row_blocks scale short signed sizeof smem smem_at source
+    split splits stage static struct switch t template this threadIdx throw ticket tickets tid
+    tile tiles tiles_per_split total true try typedef typename uint128_t uint16_t uint32_t
+    uint64_t union unpack unsigned using valid values var virtual void volatile wait warp
+    warpgroup while width within x xor y z
+"""
+RESERVED = frozenset(_WORDS.split())
+#: what the emitter appends to a tile's name
+_SUFFIXES = """
+    max sum shift limit top log2 slack huge r r8 a to staged count lo hi full own stride_b
+    stride_s stride_h
+"""
+DERIVED = tuple(_SUFFIXES.split())
+
+
+def safe(program: ast.Program) -> ast.Program:
+    """Return the program with colliding names changed. Raises PlanError on a tensor's name."""
+    return replace(program, kernels=tuple(_kernel(k) for k in program.kernels))
+
+
+def _kernel(kernel: ast.Kernel) -> ast.Kernel:
+    tensors = {t.name for t in kernel.tensors}
+    loops = {s.var for s in ast.walk(kernel.body) if isinstance(s, ast.For)}
+    names = {t.name for t in kernel.tiles} | loops
+    derived = {f"{n}_{suffix}" for n in names | tensors for suffix in DERIVED}
+    derived |= {f"g{t}" for t in tensors}
+    for tensor in sorted(tensors):
+        if tensor in RESERVED:
+            raise PlanError(f"a tensor cannot be called {tensor}: the kernel uses the name")
+    renamed = {name: f"{name}_" for name in sorted(names - tensors) if name in RESERVED | derived}
+    if not renamed:
+        return kernel
+    tiles = tuple(replace(t, name=renamed.get(t.name, t.name)) for t in kernel.tiles)
+    return replace(kernel, tiles=tiles, body=_renamed(kernel.body, renamed))
+
+
+def _renamed(node: Any, names: dict[str, str]) -> Any:
+    """Return a node with every reference to a renamed tile or loop variable changed."""
+    if isinstance(node, tuple):
+        return tuple(_renamed(x, names) for x in node)
+    if not is_dataclass(node) or isinstance(node, type):
+        return node
+    changes: dict[str, Any] = {}
+    for f in fields(node):
+        value = getattr(node, f.name)
+        if f.name in ("name", "out", "target", "a", "b", "var", "id") and isinstance(value, str):
+            changes[f.name] = names.get(value, value)
+        elif f.name != "span":
+            changes[f.name] = _renamed(value, names)
+    return replace(node, **changes)

@@ -1,0 +1,117 @@
+"""The emitted text: golden files, determinism, and that different dataflow gives other kernels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from codegen.cute import translate
+from codegen.kernel import KernelSource
+from codegen.tl.bind import bind
+from codegen.tl.parser import parse
+from llm_proposer.builtin import programs, sketches
+from llm_proposer.seeds import seeds
+from space.constraints import Backend, smem_bytes, space_for
+from space.gpu import GPUS
+from space.legal import legal_points
+from space.params import Point
+from space.variant import DType, Problem
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cute"
+
+
+def seed(problem: Problem, gpu: str, backend: Backend, nth: int = 0) -> Point:
+    space = space_for(problem, GPUS[gpu], backend)
+    return seeds(problem, GPUS[gpu], space)[nth]
+
+
+def emitted(
+    text: str, problem: Problem, gpu: str, backend: Backend = Backend.AUTO, **changes: int
+) -> KernelSource:
+    point = seed(problem, gpu, backend).replace(**changes)
+    return translate(bind(parse(text), problem, point), problem, GPUS[gpu])
+
+
+def mha(head_dim: int = 64, causal: bool = False, dtype: DType = DType.FP16) -> Problem:
+    return Problem("mha", dtype, head_dim, head_dim, causal)
+
+
+GOLDENS = {
+    "forward-causal-sm80": ("forward", mha(64, True), "a100", {}),
+    "forward-causal-sm75": ("forward", mha(64, True), "t4", {}),
+    "forward-d72-peeled-sm89": ("forward", mha(72, True), "l40s", {"peel": 1, "stages": 2}),
+    "forward-causal-sm90": ("forward", mha(128, True, DType.BF16), "h200", {}),
+    "gemm_epilogue-sm80": ("gemm_epilogue", mha(64), "a100", {}),
+    "split_kv-sm80": ("split_kv", mha(64), "a100", {}),
+    "sigmoid-sm90": ("sigmoid", mha(64), "h200", {}),
+}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
+    program, problem, gpu, changes = GOLDENS[name]
+    text = emitted(programs(problem.causal)[program], problem, gpu, **changes).text
+    path = GOLDEN / f"{name}.cu"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{name} changed; pytest --update-golden shows how in git"
+
+
+@pytest.mark.parametrize("gpu", ["t4", "a100", "l40s", "h200"])
+def test_same_program_same_bytes(gpu: str) -> None:
+    text = sketches("mha", True)["forward"]
+    assert emitted(text, mha(64, True), gpu) == emitted(text, mha(64, True), gpu)
+
+
+def code(source: KernelSource) -> str:
+    """The text without comments, in one spelling of white space."""
+    return re.sub(r"\s+", " ", re.sub(r"//.*", "", source.text))
+
+
+@pytest.mark.parametrize("other", ["q_in_registers", "v_early"])
+def test_other_dataflow_is_another_kernel(other: str) -> None:
+    texts = sketches("mha", False)
+    assert code(emitted(texts[other], mha(), "a100")) != code(
+        emitted(texts["forward"], mha(), "a100")
+    )
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200"])
+def test_a_softmax_spelt_by_hand_is_the_same_kernel(gpu: str) -> None:
+    by_hand = code(emitted(programs()["explicit_softmax"], mha(), gpu))
+    stated = code(emitted(programs()["forward"], mha(), gpu))
+    # the hand-spelt program calls the scores P from the exponential on
+    assert re.sub(r"\bP(?=\b|_)", "S", by_hand) == re.sub(r"\bP(?=\b|_)", "S", stated)
+
+
+def test_the_statement_stands_above_what_it_became() -> None:
+    lines = emitted(sketches("mha", True)["forward"], mha(64, True), "a100").text.splitlines()
+    stated = [line.strip() for line in lines if line.strip().startswith("// TL")]
+    for statement in ("Compute GEMM Q, K.T and get S", "Compute Softmax S", "Copy V"):
+        assert any(statement in line for line in stated), statement
+
+
+@pytest.mark.parametrize("gpu", ["t4", "a100", "l40s", "h200"])
+@pytest.mark.parametrize("backend", [Backend.MMA_SYNC, Backend.AUTO])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (72, 72), (192, 128), (256, 256)])
+def test_planned_shared_memory_is_what_the_space_predicts(
+    gpu: str, backend: Backend, dims: tuple[int, int]
+) -> None:
+    problem = Problem("mla", DType.FP16, *dims, True)
+    legal = legal_points(problem, GPUS[gpu], space_for(problem, GPUS[gpu], backend))
+    text = parse(sketches("mha", True)["forward"])
+    step = max(1, len(legal.cores) // 12)
+    rest = {p.name: p.choices[0] for p in legal.space.params}
+    for core in legal.cores[::step]:
+        values = rest | core.as_dict()
+        point = Point(tuple((n, values[n]) for n in legal.space.names))
+        source = translate(bind(text, problem, point), problem, GPUS[gpu])
+        assert source.launches[0].smem_bytes == smem_bytes(problem, point), point.key
+
+
+def test_names_that_c_plus_plus_or_the_frame_uses_are_changed() -> None:
+    text = programs()["explicit_softmax"].replace("alpha", "float").replace("l_cur", "S_max")
+    source = emitted(text.replace("Compute Exp P", "Compute Exp2 P"), mha(), "a100")
+    assert "float float_[" in source.text and "float float[" not in source.text

@@ -11,8 +11,8 @@ What a bound program guarantees to the interpreter and the translator:
 4. A loop over key tiles is always `0:N / BN`; the masks, not the bounds, say what is visible. The
    columns of a plain GEMM go `0:head_dim / BK`. A split's loop is `split_start:split_end`: with
    T = ceil(N / BN) tiles and t = ceil(T / num_splits), split s has tiles min(s * t, T) to
-   min(s * t + t, T). What a later kernel reads as `X_s` is a float32 workspace of that name with the
-   axis "splits", written at `splits = split` and read at `splits = s`.
+   min(s * t + t, T). What a later kernel reads as `X_s` is a float32 workspace of that name with
+   the axis "splits", written at `splits = split` and read at `splits = s`.
 5. Each scores tile of an attention program has one `Scale S, scale`, right behind the GEMMs that
    give it, or where it stands when something between does not commute with it.
 6. An online softmax is `Softmax S` where it is provably the same, and every accumulator behind a

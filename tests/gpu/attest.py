@@ -18,15 +18,14 @@ from pathlib import Path
 from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
 from runs.attest import Attestation, add
-from runs.record import Measured
+from runs.record import Broken, Measured, Rejected
 from space.constraints import Backend, space_for
-from space.gpu import GPUS, GpuSpec, gpu_of_device_name
+from space.gpu import GPUS, gpu_of_device_name
 from space.params import Point
 from space.variant import DType, Problem, Shape
-from tuner.build import build
 from tuner.devices import device_names
 from tuner.job import Built, CompileJob, EvalJob
-from tuner.pools import GpuPool
+from tuner.pools import CompilePool, GpuPool
 
 ATTESTED = Path(__file__).parent / "attested.json"
 HEADS = {"mha": (8, 8), "gqa": (12, 4), "mqa": (8, 1), "mla": (8, 8)}
@@ -58,20 +57,20 @@ def known() -> Iterator[Known]:
                     for dtype in GPUS[gpu].dtypes if head_dims == (128, 128) else (DType.FP16,):
                         problem = Problem(variant, dtype, *head_dims, causal)
                         space = space_for(problem, GPUS[gpu], backend)
-                        for nth, point in enumerate(seeds(problem, GPUS[gpu], space)[:2]):
+                        wide = head_dims == (128, 128)
+                        found = seeds(problem, GPUS[gpu], space)[: 3 if wide else 1]
+                        for nth, point in enumerate(found):
                             name = f"{problem.key}-{gpu}-{backend}-seed{nth}"
                             yield Known(name, problem, "forward", point, gpu)
 
 
 def attest(
-    program: Known, card: GpuSpec, device: str, pool: GpuPool, day: str
+    program: Known, built: Built | Rejected | Broken, device: str, pool: GpuPool, day: str
 ) -> Attestation | str:
     """Judge one program; return its attestation, or why it was not right."""
-    p = program.problem
-    text = sketches(p.variant, p.causal)[program.sketch]
-    built = build(CompileJob(text, p, program.point, program.gpu, card.arch))
     if not isinstance(built, Built):
         return str(built)
+    p = program.problem
     shape = Shape(4, *HEADS[p.variant], 2048, 2048, p.head_dim, p.head_dim_v, p.causal)
     job = EvalJob(p, built.source, built.cubin.image, (shape,), 1)
     outcome = pool.submit(job).result()
@@ -97,17 +96,23 @@ def main() -> int:
         return 3
     pool = GpuPool([0])
     day = datetime.now(UTC).isoformat(timespec="seconds")
+    only = args.only.split(",")
+    chosen = [p for p in known() if any(part in p.name for part in only)]
+    compiling = CompilePool()
+    jobs = []
+    for p in chosen:
+        text = sketches(p.problem.variant, p.problem.causal)[p.sketch]
+        jobs.append(compiling.submit(CompileJob(text, p.problem, p.point, p.gpu, card.arch)))
     good, bad = [], 0
-    for program in known():
-        if args.only and not any(part in program.name for part in args.only.split(",")):
-            continue
-        found = attest(program, card, names[0], pool, day)
+    for program, job in zip(chosen, jobs, strict=True):
+        found = attest(program, job.result(), names[0], pool, day)
         if isinstance(found, str):
             bad += 1
             print(f"NOT RIGHT {program.name}: {found}", flush=True)
         else:
             good.append(found)
     pool.close()
+    compiling.close()
     add(args.out, good)
     print(f"attested {len(good)} programs on {names[0]}, {bad} not right")
     return 1 if bad else 0

@@ -46,7 +46,7 @@ def _hopper(rows: int, keys: int, stages: int, **others: int) -> Row:
     """A row for the Hopper back end: 64 query rows a consumer warpgroup, blocks that persist."""
     return {
         "BM": rows, "BN": keys, "consumer_warpgroups": rows // 64, "stages": stages,
-        "persistent": 1, "head_group": 0, "overlap": 1, "rescale_threshold": 8, **others,
+        "persistent": 1, "head_group": 1, "overlap": 1, "rescale_threshold": 8, **others,
     }  # fmt: skip
 
 
@@ -119,34 +119,33 @@ TURING: dict[int, tuple[Row, ...]] = {
 #: Tiles that FlashAttention-3 uses and those that were measured to be faster.
 HOPPER: dict[int, tuple[Row, ...]] = {
     64: (
-        _hopper(128, 128, 2, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
-        _hopper(256, 64, 3, integer_max=1),
-        _hopper(192, 128, 2, pingpong=1, integer_max=1),
-        _hopper(192, 128, 2, integer_max=1, skip=1),
-        _hopper(128, 128, 3, pingpong=1, integer_max=1),
-        _hopper(256, 64, 3, persistent=2),
+        _hopper(256, 64, 2, pingpong=1, q_stages=2, integer_max=1),
+        _hopper(256, 64, 3, q_stages=2, integer_max=1),
+        _hopper(192, 128, 2, pingpong=1, q_stages=2, integer_max=1),
+        _hopper(256, 64, 3, pingpong=1, integer_max=1, persistent=2),
+        _hopper(128, 128, 2, pingpong=1, q_stages=2, integer_max=1),
     ),
     128: (
-        _hopper(128, 128, 2, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
-        _hopper(192, 80, 2, integer_max=1),
-        _hopper(128, 128, 2, pingpong=1, integer_max=1),
-        _hopper(192, 64, 2, integer_max=1, skip=1, head_group=8),
-        _hopper(128, 128, 2, pingpong=1, integer_max=1, persistent=2, head_group=32),
-        _hopper(128, 112, 2, pingpong=1),
-        _hopper(192, 64, 3, q_stages=2),
+        _hopper(128, 128, 2, pingpong=1, q_stages=2, integer_max=1),
+        _hopper(192, 80, 2, pingpong=1, integer_max=1),
+        _hopper(192, 64, 2, q_stages=2, out_buffer=0, pingpong=1, integer_max=1),
+        _hopper(192, 80, 2, integer_max=1, persistent=2),
+        _hopper(128, 128, 2, pingpong=1, q_stages=2, out_buffer=0, integer_max=1),
+        _hopper(128, 64, 3, pingpong=1, q_stages=2, integer_max=1),
     ),
     192: (
-        _hopper(128, 80, 2, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
-        _hopper(128, 112, 2, integer_max=1, out_buffer=0),
-        _hopper(128, 96, 2, pingpong=1, integer_max=1),
-        _hopper(128, 128, 1, pingpong=1),
-        _hopper(192, 64, 2, integer_max=1, skip=1, out_buffer=0),
+        _hopper(128, 96, 2, pingpong=1, q_stages=2, out_buffer=0, integer_max=1),
+        _hopper(128, 112, 2, pingpong=1, integer_max=1),
+        _hopper(128, 64, 2, pingpong=1, q_stages=2, integer_max=1),
+        _hopper(128, 128, 2, pingpong=1, out_buffer=0, integer_max=1),
+        _hopper(192, 64, 2, pingpong=1, out_buffer=0, integer_max=1),
+        _hopper(128, 80, 2, pingpong=1, q_stages=2, integer_max=1),
     ),
     256: (
-        _hopper(128, 48, 1, overlap=0, rescale_threshold=0, persistent=0, head_group=1),
-        _hopper(128, 80, 2, out_buffer=0),
-        _hopper(128, 64, 2, pingpong=1, integer_max=1, out_buffer=0),
-        _hopper(128, 48, 2, integer_max=1, out_buffer=0),
+        _hopper(128, 64, 2, pingpong=1, out_buffer=0, integer_max=1),
+        _hopper(128, 64, 2, pingpong=1, out_buffer=0, integer_max=1, persistent=2),
+        _hopper(128, 80, 2, out_buffer=0, integer_max=1),
+        _hopper(128, 48, 2, pingpong=1, out_buffer=0, integer_max=1),
     ),
 }
 
@@ -154,15 +153,24 @@ HOPPER: dict[int, tuple[Row, ...]] = {
 def seeds(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Point, ...]:
     """Return the legal first points of `problem` on `gpu`, best guess order, without repeats.
 
-    The first is conservative: the trial that should work when anything does. Empty only when
-    no point of `space` is legal.
+    The first is the known-good trial: it should work when anything does. Empty only when no
+    point of `space` is legal.
     """
     found: dict[str, Point] = {}
-    for row in _rows(problem, gpu, space):
+    for nth, row in enumerate(_rows(problem, gpu, space)):
+        if problem.causal and (nth or "overlap" in row):
+            row = _for_causal(row)
         point = nearest_legal(problem, gpu, space, {**CONSERVATIVE, **row})
         if point is not None:
             found.setdefault(point.key, point)
     return tuple(found.values())
+
+
+def _for_causal(row: Row) -> Row:
+    """A row for triangular work: uneven blocks are started longest first, over several heads."""
+    if "overlap" not in row:
+        return {**row, "head_group": 0}
+    return {**row, "persistent": 2, "head_group": 8, "skip": int(row["BM"] > 128)}
 
 
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:

@@ -49,7 +49,11 @@ class Variant:
 VARIANTS: dict[str, Variant] = {
     v.name: v
     for v in (
-        Variant("mha", "multi-head attention", ((32, 32, 64, 64), (16, 16, 128, 128))),
+        Variant(
+            "mha",
+            "multi-head attention",
+            ((32, 32, 64, 64), (16, 16, 128, 128), (8, 8, 256, 256)),
+        ),
         Variant("gqa", "grouped-query attention, Hq a multiple of Hkv", ((32, 8, 128, 128),)),
         Variant("mqa", "multi-query attention, one KV head", ((32, 1, 128, 128),)),
         Variant("mla", "multi-head latent attention, prefill 192/128", ((16, 16, 192, 128),)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm_proposer.seeds import nearest_legal, seeds
-from space.constraints import space_for, violated
+from space.constraints import Backend, space_for, violated
 from space.gpu import GPUS, GpuSpec
 from space.variant import DType, Problem
 
@@ -37,12 +37,18 @@ def test_unequal_head_dims_have_one_too(gpu: GpuSpec, dims: tuple[int, int]) -> 
 def test_the_first_seed_takes_no_risks() -> None:
     for gpu in GPUS.values():
         p = problem(128, 128)
+        first = seeds(p, gpu, space_for(p, gpu, Backend.MMA_SYNC))[0]
+        assert first["rescale_threshold"] == first["q_in_registers"] == 0
+        assert first["blocks_per_sm"] == first["stages"] == 1
+
+
+def test_causal_seeds_start_the_longest_blocks_over_several_heads() -> None:
+    gpu = GPUS["h200"]
+    for causal in (False, True):
+        p = problem(128, 128, causal)
         first = seeds(p, gpu, space_for(p, gpu))[0]
-        assert first["rescale_threshold"] == 0
-        for name in ("q_in_registers", "overlap", "pingpong", "integer_max", "persistent"):
-            assert first.get(name, 0) == 0
-        assert first.get("blocks_per_sm", 1) == 1
-        assert first["stages"] == (2 if "consumer_warpgroups" in first.as_dict() else 1)
+        assert first["persistent"] == (2 if causal else 1)
+        assert first["head_group"] == (8 if causal else 1)
 
 
 def test_seeds_are_distinct_and_the_same_each_time() -> None:

@@ -1,5 +1,5 @@
 // mha-bf16-d128-causal for sm_90a
-// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 head_group=1 integer_max=0 out_buffer=1 overlap=0 persistent=0 pingpong=0 q_stages=1 rescale_threshold=0 skip=0 stages=2
+// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 head_group=8 integer_max=1 out_buffer=1 overlap=1 persistent=2 pingpong=1 q_stages=2 rescale_threshold=8 skip=0 stages=2
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -42,8 +42,8 @@ __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
 }
-constexpr int kBarriers = 196608;
-constexpr int kTileSlots = 196720;
+constexpr int kBarriers = 229376;
+constexpr int kTileSlots = 229504;
 // two floats to two bf16, the first in the low half
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   uint32_t r;
@@ -165,21 +165,28 @@ forward(
     int heads,
     int group,
     int batch,
+    int* tickets,
     float scale
 ) {
   int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   uint32_t const smem_at = cast_smem_ptr_to_uint(smem);
   if (threadIdx.x == 0) {
     initialize_barrier(*barrier_at(0), 1);
-    initialize_barrier(*barrier_at(1), 2);
-    initialize_barrier(*barrier_at(2), 1);
-    initialize_barrier(*barrier_at(4), 2);
-    initialize_barrier(*barrier_at(3), 1);
-    initialize_barrier(*barrier_at(5), 2);
-    initialize_barrier(*barrier_at(6), 1);
-    initialize_barrier(*barrier_at(8), 2);
-    initialize_barrier(*barrier_at(7), 1);
-    initialize_barrier(*barrier_at(9), 2);
+    initialize_barrier(*barrier_at(2), 2);
+    initialize_barrier(*barrier_at(1), 1);
+    initialize_barrier(*barrier_at(3), 2);
+    initialize_barrier(*barrier_at(4), 1);
+    initialize_barrier(*barrier_at(6), 2);
+    initialize_barrier(*barrier_at(5), 1);
+    initialize_barrier(*barrier_at(7), 2);
+    initialize_barrier(*barrier_at(8), 1);
+    initialize_barrier(*barrier_at(10), 2);
+    initialize_barrier(*barrier_at(9), 1);
+    initialize_barrier(*barrier_at(11), 2);
+    initialize_barrier(*barrier_at(12), 1);
+    initialize_barrier(*barrier_at(14), 8);
+    initialize_barrier(*barrier_at(13), 1);
+    initialize_barrier(*barrier_at(15), 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -192,10 +199,14 @@ forward(
       uint32_t Q_count = 0;
       uint32_t K_count = 0;
       uint32_t V_count = 0;
+      uint32_t drawn = 0;
       int tile = blockIdx.x;
       #pragma unroll 1
       while (tile < tiles) {
-        int const row = tile % row_blocks, plane = tile / row_blocks;
+        int const first = tile / (8 * row_blocks) * 8;
+        int const width = min(8, planes - first);
+        int const within = tile - first * row_blocks;
+        int const row = within / width, plane = first + within % width;
         int const block_idx = row_blocks - 1 - row;
         int const head = plane % heads, batch = plane / heads;
         int const row0 = block_idx * 128;
@@ -205,8 +216,8 @@ forward(
         int const kv_head = head / group;
         // TL 1: Copy Q (128, 128) in coordinate [L = block_idx] from global to shared
          {
-          uint32_t const slot = Q_count % 1;
-          wait(1 + slot, (Q_count / 1 & 1) ^ 1);
+          uint32_t const slot = Q_count % 2;
+          wait(2 + slot, (Q_count / 2 & 1) ^ 1);
           expect(0 + slot, 32768);
           #pragma unroll
           for (int panel = 0; panel < 2; ++panel) {
@@ -216,36 +227,51 @@ forward(
           }
           ++Q_count;
         }
+        // in the order of use: the next tile's scores come before this tile's product
         #pragma unroll 1
-        for (int i = i_lo; i < i_hi; ++i) {
-          // TL 3: Copy K (128, 128) in coordinate [L = i] from global to shared
-           {
-            uint32_t const slot = K_count % 2;
-            wait(4 + slot, (K_count / 2 & 1) ^ 1);
-            expect(2 + slot, 32768);
-            #pragma unroll
-            for (int panel = 0; panel < 2; ++panel) {
-              SM90_TMA_LOAD_4D::copy(&mapK, barrier_at(2 + slot), kEvictLast,
-                  smem + 32768 + slot * 32768 + panel * 16384,
-                  panel * 64, i * 128, kv_head, batch);
+        for (int i = i_lo; i <= i_hi; ++i) {
+          if (i < i_hi) {
+            // TL 3: Copy K (128, 128) in coordinate [L = i] from global to shared
+             {
+              uint32_t const slot = K_count % 2;
+              wait(6 + slot, (K_count / 2 & 1) ^ 1);
+              expect(4 + slot, 32768);
+              #pragma unroll
+              for (int panel = 0; panel < 2; ++panel) {
+                SM90_TMA_LOAD_4D::copy(&mapK, barrier_at(4 + slot), kEvictLast,
+                    smem + 65536 + slot * 32768 + panel * 16384,
+                    panel * 64, i * 128, kv_head, batch);
+              }
+              ++K_count;
             }
-            ++K_count;
           }
-          // TL 8: Copy V (128, 128) in coordinate [L = i] from global to shared
-           {
-            uint32_t const slot = V_count % 2;
-            wait(8 + slot, (V_count / 2 & 1) ^ 1);
-            expect(6 + slot, 32768);
-            #pragma unroll
-            for (int panel = 0; panel < 2; ++panel) {
-              SM90_TMA_LOAD_4D::copy(&mapV, barrier_at(6 + slot), kEvictLast,
-                  smem + 98304 + slot * 32768 + panel * 16384,
-                  panel * 64, i * 128, kv_head, batch);
+          if (i > i_lo) {
+            // TL 8: Copy V (128, 128) in coordinate [L = i] from global to shared
+             {
+              uint32_t const slot = V_count % 2;
+              wait(10 + slot, (V_count / 2 & 1) ^ 1);
+              expect(8 + slot, 32768);
+              #pragma unroll
+              for (int panel = 0; panel < 2; ++panel) {
+                SM90_TMA_LOAD_4D::copy(&mapV, barrier_at(8 + slot), kEvictLast,
+                    smem + 131072 + slot * 32768 + panel * 16384,
+                    panel * 64, (i - 1) * 128, kv_head, batch);
+              }
+              ++V_count;
             }
-            ++V_count;
           }
         }
-        tile += tiles;
+        // each tile past the grid is drawn once, each block draws once in vain
+         {
+          int const ticket = atomicAdd(tickets, 1);
+          if (ticket == tiles - 1) *tickets = 0;  // the last: ready for the next launch
+          tile = gridDim.x + ticket;
+          uint32_t const slot = drawn % 2;
+          wait(14 + slot, (drawn / 2 & 1) ^ 1);
+          tile_slots()[slot] = tile;
+          arrive(12 + slot);
+          ++drawn;
+        }
       }
     }
   }
@@ -257,10 +283,16 @@ forward(
     uint32_t Q_count = 0;
     uint32_t K_count = 0;
     uint32_t V_count = 0;
+    // the first warpgroup has the first turn
+    if (consumer == 1) named_arrive(8, 256);
+    uint32_t drawn = 0;
     int tile = blockIdx.x;
     #pragma unroll 1
     while (tile < tiles) {
-      int const row = tile % row_blocks, plane = tile / row_blocks;
+      int const first = tile / (8 * row_blocks) * 8;
+      int const width = min(8, planes - first);
+      int const within = tile - first * row_blocks;
+      int const row = within / width, plane = first + within % width;
       int const block_idx = row_blocks - 1 - row;
       int const head = plane % heads, batch = plane / heads;
       int const row0 = block_idx * 128;
@@ -275,7 +307,8 @@ forward(
       float S[1][16][4];
       // 2^(S * log2): a scale of 0 must not turn masked scores into NaN
       float const S_log2 = fmaxf(fabsf(scale), 1e-37f) * 1.44269504089f;
-      float S_max[1][2], S_shift[1][2], S_sum[1][2];
+      float const S_slack = 8.f / S_log2;
+      float S_max[1][2], S_shift[1][2], S_sum[1][2], S_limit[1][2];
       bool S_huge = false;
       #pragma unroll
       for (int m = 0; m < 1; ++m) {
@@ -284,6 +317,7 @@ forward(
           S_max[m][r] = -INFINITY;
           S_shift[m][r] = 0.f;
           S_sum[m][r] = 0.f;
+          S_limit[m][r] = __int_as_float(0x7fffffff);
         }
       }
       // TL 2: Compute Fill O, 0.0
@@ -297,15 +331,16 @@ forward(
           }
         }
       }
-      wait(0 + Q_count % 1, Q_count / 1 & 1);
+      wait(0 + Q_count % 2, Q_count / 2 & 1);
       int i = i_lo;
-      #pragma unroll 1
-      for (; i < i_hi; ++i) {
+      uint32_t S_a[1][8][4];
+      if (i < i_hi) {
         // TL 4: Compute GEMM Q, K.T and get S
-        wait(2 + K_count % 2, K_count / 2 & 1);
+        wait(4 + K_count % 2, K_count / 2 & 1);
+        named_sync(8 + consumer, 256);
          {
-          uint64_t const a = tile_descriptor(smem_at + 0 + Q_count % 1 * 32768 + consumer * 8192, 16);
-          uint64_t const b = tile_descriptor(smem_at + 32768 + K_count % 2 * 32768, 16);
+          uint64_t const a = tile_descriptor(smem_at + 0 + Q_count % 2 * 32768 + consumer * 8192, 16);
+          uint64_t const b = tile_descriptor(smem_at + 65536 + K_count % 2 * 32768, 16);
           warpgroup_fence();
           #pragma unroll
           for (int k = 0; k < 8; ++k) {
@@ -314,9 +349,10 @@ forward(
           }
           warpgroup_commit();
         }
+        named_arrive(8 + (consumer + 1) % 2, 256);
         warpgroup_wait<0>();
         hold(S);
-        if (leader) arrive(4 + K_count % 2);
+        if (leader) arrive(6 + K_count % 2);
         ++K_count;
         if (i >= i_full_own || scale < 0.f) {
           // TL 5: Compute Scale S, scale
@@ -355,27 +391,40 @@ forward(
         }
         // TL 7: Compute Softmax S
         float S_top[1][2];
+        bool grown = S_huge;
         #pragma unroll
         for (int m = 0; m < 1; ++m) {
           #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            float x = fmaxf(S[m][0][r * 2], S[m][0][r * 2 + 1]);
+            int x = __float_as_int(S[m][0][r * 2]);
+            int y = __float_as_int(S[m][0][r * 2 + 1]);
             #pragma unroll
             for (int n = 1; n < 16; ++n) {
-              x = fmaxf(x, fmaxf(S[m][n][r * 2], S[m][n][r * 2 + 1]));
+              int& z = n & 1 ? x : y;  // two chains
+              z = max(max(z, __float_as_int(S[m][n][r * 2 + 0])), __float_as_int(S[m][n][r * 2 + 1]));
             }
-            S_top[m][r] = x;
+            grown |= !(__int_as_float(max(x, y)) <= S_limit[m][r]);
           }
         }
-         {
+        // a maximum may lag by 2^8: the division at the end cancels it
+        bool const moved = __any_sync(~0u, grown);
+        if (moved) {
           bool huge = false;
           #pragma unroll
           for (int m = 0; m < 1; ++m) {
             #pragma unroll
             for (int r = 0; r < 2; ++r) {
+              float x = fmaxf(S[m][0][r * 2], S[m][0][r * 2 + 1]);
+              #pragma unroll
+              for (int n = 1; n < 16; ++n) {
+                x = fmaxf(x, fmaxf(S[m][n][r * 2], S[m][n][r * 2 + 1]));
+              }
+              S_top[m][r] = x;
               float const high = fmaxf(S_max[m][r], quad_max(S_top[m][r]));
               float const decay = high == -INFINITY ? 1.f : exp2_approx((S_max[m][r] - high) * S_log2);
               S_max[m][r] = high;
+              float const limit = high + S_slack;
+              S_limit[m][r] = limit > 0.f ? limit : __int_as_float(0x7fffffff);
               S_shift[m][r] = high == -INFINITY ? 0.f : high * S_log2;
               huge |= fabsf(S_shift[m][r]) > 1048576.f;
               S_sum[m][r] *= decay;
@@ -424,7 +473,6 @@ forward(
           }
         }
         // TL 9: Reshape S from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)
-        uint32_t S_a[1][8][4];
         #pragma unroll
         for (int m = 0; m < 1; ++m) {
           #pragma unroll
@@ -435,10 +483,176 @@ forward(
             S_a[m][k][3] = pack(S[m][k * 2 + 1][2], S[m][k * 2 + 1][3]);
           }
         }
+        #pragma unroll 1
+        for (++i; i < i_hi; ++i) {
+          // TL 4: Compute GEMM Q, K.T and get S
+          wait(4 + K_count % 2, K_count / 2 & 1);
+          named_sync(8 + consumer, 256);
+           {
+            uint64_t const a = tile_descriptor(smem_at + 0 + Q_count % 2 * 32768 + consumer * 8192, 16);
+            uint64_t const b = tile_descriptor(smem_at + 65536 + K_count % 2 * 32768, 16);
+            warpgroup_fence();
+            #pragma unroll
+            for (int k = 0; k < 8; ++k) {
+              int const panel = k / 4, within = k % 4 * 32;
+              wgmma_64x128x16_ss(S, a + (panel * 16384 + within) / 16, b + (panel * 16384 + within) / 16, k > 0);
+            }
+            warpgroup_commit();
+          }
+          // TL 10: Compute GEMM S, V and accumulate O
+          wait(8 + V_count % 2, V_count / 2 & 1);
+           {
+            uint64_t const b = tile_descriptor(smem_at + 131072 + V_count % 2 * 32768, 16384);
+            warpgroup_fence();
+            #pragma unroll
+            for (int k = 0; k < 8; ++k) {
+              wgmma_64x128x16_rs_rows(O, S_a[0][k], b + k * 128, 1);
+            }
+            warpgroup_commit();
+          }
+          named_arrive(8 + (consumer + 1) % 2, 256);
+          warpgroup_wait<1>();
+          hold(S);
+          if (leader) arrive(6 + K_count % 2);
+          ++K_count;
+          if (i >= i_full_own || scale < 0.f) {
+            // TL 5: Compute Scale S, scale
+            // the factor is part of the softmax's exponent; only its sign is applied here
+            if (scale < 0.f) {
+              #pragma unroll
+              for (int m = 0; m < 1; ++m) {
+                #pragma unroll
+                for (int n = 0; n < 16; ++n) {
+                  #pragma unroll
+                  for (int e = 0; e < 4; ++e) {
+                    S[m][n][e] = -S[m][n][e];
+                  }
+                }
+              }
+            }
+            // TL 6: Compute Mask S, causal
+            // keys of tile i that a row must not see
+            if (i >= i_full_own) {
+              #pragma unroll
+              for (int m = 0; m < 1; ++m) {
+                #pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                  int const row = row0 + warp * 16 + m * 16 + r * 8 + lane / 4;
+                  int const last = min(N - 1, row + diagonal) - (i * 128 + (lane & 3) * 2);
+                  #pragma unroll
+                  for (int n = 0; n < 16; ++n) {
+                    #pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                      if (n * 8 + c > last) S[m][n][r * 2 + c] = -INFINITY;
+                    }
+                  }
+                }
+              }
+            }
+          }
+          // TL 7: Compute Softmax S
+          float S_top[1][2];
+          bool grown = S_huge;
+          #pragma unroll
+          for (int m = 0; m < 1; ++m) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              int x = __float_as_int(S[m][0][r * 2]);
+              int y = __float_as_int(S[m][0][r * 2 + 1]);
+              #pragma unroll
+              for (int n = 1; n < 16; ++n) {
+                int& z = n & 1 ? x : y;  // two chains
+                z = max(max(z, __float_as_int(S[m][n][r * 2 + 0])), __float_as_int(S[m][n][r * 2 + 1]));
+              }
+              grown |= !(__int_as_float(max(x, y)) <= S_limit[m][r]);
+            }
+          }
+          // a maximum may lag by 2^8: the division at the end cancels it
+          bool const moved = __any_sync(~0u, grown);
+          warpgroup_wait<0>();
+          hold(O);
+          if (leader) arrive(10 + V_count % 2);
+          ++V_count;
+          if (moved) {
+            bool huge = false;
+            #pragma unroll
+            for (int m = 0; m < 1; ++m) {
+              #pragma unroll
+              for (int r = 0; r < 2; ++r) {
+                float x = fmaxf(S[m][0][r * 2], S[m][0][r * 2 + 1]);
+                #pragma unroll
+                for (int n = 1; n < 16; ++n) {
+                  x = fmaxf(x, fmaxf(S[m][n][r * 2], S[m][n][r * 2 + 1]));
+                }
+                S_top[m][r] = x;
+                float const high = fmaxf(S_max[m][r], quad_max(S_top[m][r]));
+                float const decay = high == -INFINITY ? 1.f : exp2_approx((S_max[m][r] - high) * S_log2);
+                S_max[m][r] = high;
+                float const limit = high + S_slack;
+                S_limit[m][r] = limit > 0.f ? limit : __int_as_float(0x7fffffff);
+                S_shift[m][r] = high == -INFINITY ? 0.f : high * S_log2;
+                huge |= fabsf(S_shift[m][r]) > 1048576.f;
+                S_sum[m][r] *= decay;
+                #pragma unroll
+                for (int n = 0; n < 16; ++n) {
+                  O[m][n][r * 2] *= decay;
+                  O[m][n][r * 2 + 1] *= decay;
+                }
+              }
+            }
+            S_huge = __any_sync(~0u, huge);
+            if (S_huge) {
+              // products this large are not exact: subtract first
+              #pragma unroll
+              for (int m = 0; m < 1; ++m) {
+                #pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                  float const high = S_max[m][r] == -INFINITY ? 0.f : S_max[m][r];
+                  S_shift[m][r] = 0.f;
+                  #pragma unroll
+                  for (int n = 0; n < 16; ++n) {
+                    #pragma unroll
+                    for (int c = 0; c < 2; ++c) {
+                      S[m][n][r * 2 + c] -= high;
+                    }
+                  }
+                }
+              }
+            }
+          }
+          #pragma unroll
+          for (int m = 0; m < 1; ++m) {
+            #pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              float part[2] = {0.f, 0.f};  // two chains of additions
+              #pragma unroll
+              for (int n = 0; n < 16; ++n) {
+                #pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                  float& x = S[m][n][r * 2 + c];
+                  x = exp2_approx(fmaf(x, S_log2, -S_shift[m][r]));
+                  part[c] += x;
+                }
+              }
+              S_sum[m][r] += part[0] + part[1];
+            }
+          }
+          // TL 9: Reshape S from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)
+          #pragma unroll
+          for (int m = 0; m < 1; ++m) {
+            #pragma unroll
+            for (int k = 0; k < 8; ++k) {
+              S_a[m][k][0] = pack(S[m][k * 2 + 0][0], S[m][k * 2 + 0][1]);
+              S_a[m][k][1] = pack(S[m][k * 2 + 0][2], S[m][k * 2 + 0][3]);
+              S_a[m][k][2] = pack(S[m][k * 2 + 1][0], S[m][k * 2 + 1][1]);
+              S_a[m][k][3] = pack(S[m][k * 2 + 1][2], S[m][k * 2 + 1][3]);
+            }
+          }
+        }
         // TL 10: Compute GEMM S, V and accumulate O
-        wait(6 + V_count % 2, V_count / 2 & 1);
+        wait(8 + V_count % 2, V_count / 2 & 1);
          {
-          uint64_t const b = tile_descriptor(smem_at + 98304 + V_count % 2 * 32768, 16384);
+          uint64_t const b = tile_descriptor(smem_at + 131072 + V_count % 2 * 32768, 16384);
           warpgroup_fence();
           #pragma unroll
           for (int k = 0; k < 8; ++k) {
@@ -446,12 +660,15 @@ forward(
           }
           warpgroup_commit();
         }
+        if (leader) arrive(2 + Q_count % 2);
         warpgroup_wait<0>();
         hold(O);
-        if (leader) arrive(8 + V_count % 2);
+        if (leader) arrive(10 + V_count % 2);
         ++V_count;
       }
-      if (leader) arrive(1 + Q_count % 1);
+      else {
+        if (leader) arrive(2 + Q_count % 2);
+      }
       // TL 2: Compute Normalize O, S
       #pragma unroll
       for (int m = 0; m < 1; ++m) {
@@ -470,7 +687,7 @@ forward(
       // the previous tile's store has read the buffer
       if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
       named_sync(1 + consumer, 128);
-      uint32_t const out_at = 163840 + consumer * 8192;
+      uint32_t const out_at = 196608 + consumer * 8192;
       int const out_row = warp % 4 * 16 + (lane & 15);
       #pragma unroll
       for (int n = 0; n + 1 < 16; n += 2) {
@@ -491,7 +708,14 @@ forward(
         tma_store_arrive();
       }
       ++Q_count;
-      tile += tiles;
+       {
+        uint32_t const slot = drawn % 2;
+        wait(12 + slot, drawn / 2 & 1);
+        tile = tile_slots()[slot];
+        __syncwarp();
+        if (lane == 0) arrive(14 + slot);
+        ++drawn;
+      }
     }
     if (leader) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }

@@ -93,6 +93,19 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """The state of the card while one shape was in the final timing."""
+
+    shape: Shape
+    sm_clock_mhz: int
+    memory_clock_mhz: int
+    temperature_c: int
+    power_w: float
+    throttle: str  #: the reasons that held the clocks down, or ""
+    redone: int  #: times that the shape was timed again because the card was too hot
+
+
+@dataclass(frozen=True, slots=True)
 class FinalsResult:
     """All that the final timing found; nothing is chosen yet."""
 
@@ -102,6 +115,8 @@ class FinalsResult:
     rejected: tuple[tuple[int, Rejected], ...] = ()
     #: clocks, temperature, power and throttle flags after the timing
     conditions: str = ""
+    #: the same while each shape was timed; empty where NVML is silent
+    readings: tuple[Reading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +138,9 @@ class FinalsJob:
 
         chosen = peers() if self.with_peers else {}
         result = run_finals(
-            bench.judge, self.problem, self.entries, self.shapes, self.seed, chosen, self.rounds
-        )
+            bench.judge, self.problem, self.entries, self.shapes, self.seed, chosen, self.rounds,
+            bench.meter,
+        )  # fmt: skip
         return replace(result, conditions=str(bench.meter.read() or ""))
 
 

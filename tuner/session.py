@@ -23,6 +23,7 @@ from space.gpu import GpuSpec, gpu_named
 from space.params import Point
 from space.variant import Problem
 from tuner.briefing import briefing_of
+from tuner.drift import remark as drift_remark
 from tuner.errors import MachineError, NothingFound, UsageError
 from tuner.finish import (
     Contender,
@@ -212,7 +213,11 @@ def _finalists(
     if spec.measure is Basis.PREDICTED:
         return unfinished(spec, history)
     try:
-        return choose(bench.finals(spec, store, contenders(spec, store.replay().sound)))
+        chosen = choose(bench.finals(spec, store, contenders(spec, store.replay().sound)))
+        drift = tuple(n for n in store.replay().notes if n.topic == "drift")
+        if (said := drift_remark(drift)) is not None:
+            view.note(said)
+        return chosen
     except MachineError as error:
         view.note(f"no final timing: {error}; the choice is by the search's own times")
         return unfinished(spec, store.replay().sound)

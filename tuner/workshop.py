@@ -27,11 +27,12 @@ from runs.store import RunStore
 from space.gpu import GpuSpec
 from space.variant import Problem, Shape, problems_of
 from tuner.devices import device_names
+from tuner.drift import DriftWatch
 from tuner.errors import MachineError
 from tuner.evaluate.model import Candidate as Modelled
 from tuner.evaluate.model import predict
 from tuner.finish import Contender, PeerTimes, contenders, rejection
-from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob
+from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob, Reading
 from tuner.lanes import Candidate
 from tuner.pools import CompilePool, Compiles, GpuPool, Judges
 from tuner.session import Machine, Workshop
@@ -147,6 +148,7 @@ class DeviceWorkshop:
         self._judges = judges
         self._spec = spec
         self._best: dict[Shape, float] = {}
+        self._drift = DriftWatch(judges.submit)
         self.depth = builder.depth
 
     def build(self, candidate: Candidate) -> Future[Built | Rejected | Broken]:
@@ -168,6 +170,7 @@ class DeviceWorkshop:
         )
         future = self._judges.submit(job)
         future.add_done_callback(self._keep_best)
+        self._drift.saw(job, future)
         return future
 
     def _keep_best(self, future: Future[Outcome]) -> None:
@@ -213,6 +216,8 @@ class DeviceWorkshop:
             history = store.replay().history.without(rejected)
             entries = contenders(replace(spec, shapes=tuple(again)), history)
         finalists = [f for found in done.values() for f in found]
+        for note in self._drift.notes():
+            store.append(note)
         self._note_peer_kernels(spec, store, finalists)
         return finalists
 
@@ -249,6 +254,8 @@ class DeviceWorkshop:
             found = _answer(self._judges.finals(job))
             if found.conditions:
                 store.append(_note("conditions", problem=problem.key, after=found.conditions))
+            for r in found.readings:
+                store.append(_reading(problem, r))
             for shape in here:
                 done[shape] = [f for f in found.finalists if f.shape == shape]
             for trial, why in found.rejected:
@@ -282,6 +289,15 @@ def _answer(future: Future[T]) -> T:
         return future.result()
     except (WorkerUnavailable, WorkerLost, JobFailed) as error:
         raise MachineError(f"the GPU worker failed: {_one_line(str(error))}") from error
+
+
+def _reading(problem: Problem, r: Reading) -> Note:
+    """The card's state while a shape was timed, as the journal keeps it."""
+    return _note(
+        "final_conditions", problem=problem.key, shape=r.shape.key, sm_clock_mhz=r.sm_clock_mhz,
+        memory_clock_mhz=r.memory_clock_mhz, temperature_c=r.temperature_c, power_w=r.power_w,
+        throttle=r.throttle, redone=r.redone,
+    )  # fmt: skip
 
 
 def _one_line(text: str) -> str:

@@ -28,7 +28,7 @@ class Bench:
     def judge(self) -> Judge:
         """The judge of this device."""
         gpu = gpu_of_device_name(torch.cuda.get_device_name(self.device))
-        return Judge(self.device, CudaClock(self.device), LoadedKernel, gpu)
+        return Judge(self.device, CudaClock(self.device), LoadedKernel, gpu, meter=self.meter)
 
     @functools.cached_property
     def meter(self) -> Meter:

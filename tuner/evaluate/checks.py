@@ -7,7 +7,7 @@ out once in a worker. Lengths lie off every tile; KV groups are no power of two.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from space.variant import Problem, Shape
 from tuner.evaluate.inputs import Check, Data, Layout
@@ -30,8 +30,12 @@ def small_shape(problem: Problem, batch: int, seqlen_q: int, seqlen_k: int) -> S
 def trial_checks(problem: Problem) -> tuple[Check, ...]:
     """The special problems of every trial."""
 
-    def check(name: str, q: int, k: int, data: Data, layout: Layout, batch: int = 1) -> Check:
-        return Check(name, small_shape(problem, batch, q, k), data, layout, seed=len(name))
+    def check(
+        name: str, q: int, k: int, data: Data, layout: Layout, batch: int = 1, scale: float = 0.0
+    ) -> Check:  # fmt: skip
+        return Check(name, small_shape(problem, batch, q, k), data, layout, len(name), scale)
+
+    minus = -small_shape(problem, 1, 1, 1).default_scale
 
     checks = [
         check("ragged lengths", 197, 333, Data.NORMAL, Layout.HEADS_FIRST, batch=2),
@@ -39,6 +43,9 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
         check("very negative logits", 130, 331, Data.NEGATIVE, Layout.EMBEDDED),
         check("logits past a sentinel", 70, 203, Data.SENTINEL, Layout.INTERLEAVED),
         check("one query", 1, 130, Data.MEAN_ONE, Layout.PACKED, batch=2),
+        check("negative scale", 100, 230, Data.NORMAL, Layout.PACKED, scale=minus),
+        check("raw scores past 65504", 65, 129, Data.SCORES_OVERFLOW, Layout.PACKED),
+        check("queries that are NaN", 75, 150, Data.NAN_QUERIES, Layout.HEADS_FIRST),
     ]
     if problem.causal:
         # rows 0 to 127 see nothing: their first key block, and every other, is masked
@@ -58,6 +65,23 @@ def _hidden(problem: Problem, rng: random.Random, n: int) -> Check:
     shape = small_shape(problem, rng.randint(1, 3), q, k)
     layout, data = rng.choice(HIDDEN_LAYOUTS), rng.choice(HIDDEN_DATA)
     return Check(f"hidden {n}: Sq={q} Sk={k}", shape, data, layout, seed=rng.getrandbits(31))
+
+
+def neighbour_checks(
+    problem: Problem, shapes: Sequence[Shape], most_scores: int
+) -> tuple[Check, ...]:
+    """A problem one row and one key past each tuned pair of lengths, with few heads.
+
+    Pairs with more than `most_scores` scores a head are left out; a single query stays one.
+    """
+    pairs = dict.fromkeys((s.seqlen_q, s.seqlen_k) for s in shapes)
+    found = []
+    for q, k in pairs:
+        if q * k <= most_scores:
+            rows = q + 1 if q > 1 else 1
+            name = f"one past a tuned shape: Sq={rows} Sk={k + 1}"
+            found.append(Check(name, small_shape(problem, 1, rows, k + 1), seed=q + k))
+    return tuple(found)
 
 
 def canary_checks(problem: Problem) -> Iterator[Check]:

@@ -20,6 +20,8 @@ THROTTLE_BITS = {
     0x0000000000000040: "thermal (hardware)",
     0x0000000000000080: "power brake",
 }
+#: Those that heat or a failing supply cause; a power cap is how a card of this class works.
+HEAT_BITS = 0x08 | 0x20 | 0x40 | 0x80
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,16 @@ class Meter:
             self._handle = self._nvml.device_get_handle_by_uuid(uuid)
         except self._nvml.NvmlError:
             self._handle = None
+
+    def overheated(self) -> bool:
+        """Whether heat or the supply holds the clocks down now; False where NVML is silent."""
+        n, handle = self._nvml, self._handle
+        if n is None or handle is None:
+            return False
+        try:
+            return bool(int(n.device_get_current_clocks_event_reasons(handle)) & HEAT_BITS)
+        except n.NvmlError:
+            return False
 
     def read(self) -> Conditions | None:
         """Return a reading, or None where NVML does not answer."""

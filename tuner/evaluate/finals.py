@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from runs.record import Finalist, Rejected, Stage, TrialClass
 from space.variant import Problem, Shape
 from tuner.evaluate.arena import Bay
-from tuner.evaluate.checks import hidden_checks, trial_checks
+from tuner.evaluate.checks import hidden_checks, neighbour_checks, trial_checks
 from tuner.evaluate.clock import Clock, Launcher
-from tuner.evaluate.judge import MANY_REPEATS, Judge, Kernel, ask
+from tuner.evaluate.conditions import Conditions
+from tuner.evaluate.judge import COOL_S, COOL_TRIES, MANY_REPEATS, Judge, Kernel, ask
 from tuner.evaluate.launch import LaunchError
 from tuner.evaluate.peers import Make, PeerAbsent, Run, start
-from tuner.evaluate.timing import SHORT_US, Sample, check_possible, summarise
+from tuner.evaluate.timing import SHORT_US, Sample, check_possible, check_stream, summarise
 from tuner.evaluate.verify import compare
-from tuner.job import Absent, Entry, FinalsResult
+from tuner.job import Absent, Entry, FinalsResult, Reading
 
 ROUNDS = 25
 WARM_ROUNDS = 3
 HIDDEN_CHECKS = 8
+NEIGHBOUR_SCORES = 1 << 29  #: finalists are asked one past the tuned shapes up to 16k by 16k
 SHORT_QUERIES = 8  #: at most so many query rows: timed as a graph, as the referee does
 PEER_FACTOR = 10.0  #: a peer further than this times plain attention's error is not a peer
 
 
+class Meter(Protocol):
+    """Reads the state of the card."""
+
+    def read(self) -> Conditions | None: ...
+    def overheated(self) -> bool: ...
+
+
 def run_finals(
     judge: Judge, problem: Problem, entries: Sequence[Entry], shapes: tuple[Shape, ...], seed: int,
-    peers: Mapping[str, Make], rounds: int = ROUNDS,
+    peers: Mapping[str, Make], rounds: int = ROUNDS, meter: Meter | None = None,
 ) -> FinalsResult:  # fmt: skip
     """Check every entry on hidden problems, then time entries and peers, interleaved by shape.
 
@@ -35,7 +46,12 @@ def run_finals(
     """
     kernels: dict[int, Kernel] = {}
     rejected: list[tuple[int, Rejected]] = []
-    checks = (*trial_checks(problem), *hidden_checks(problem, seed + 1, HIDDEN_CHECKS))
+    checks = (
+        *trial_checks(problem),
+        *hidden_checks(problem, seed + 1, HIDDEN_CHECKS),
+        *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),
+    )
+    judge.clock.tampered()  # what an earlier kernel left is none of these'
     for entry in entries:
         try:
             kernel = judge.load(entry.source, entry.image, judge.device)
@@ -51,6 +67,7 @@ def run_finals(
             kernels[entry.trial] = kernel
     finalists: list[Finalist] = []
     absent: list[Absent] = []
+    readings: list[Reading] = []
     arena = judge.arena(shapes, problem.dtype, seed)
     for shape in shapes:
         bay = arena.bay(shape)
@@ -59,7 +76,7 @@ def run_finals(
         for entry in entries:
             if shape not in entry.shapes or entry.trial not in kernels:
                 continue
-            launch = _enter(kernels[entry.trial], bay)
+            launch = _enter(kernels[entry.trial], bay, judge.clock)
             if isinstance(launch, Rejected):
                 rejected.append((entry.trial, launch))
                 continue
@@ -67,7 +84,10 @@ def run_finals(
             ours[name], trials[name] = launch, entry.trial
         bay.fill(0)
         theirs = _present(peers, bay, absent)
-        samples = interleave(_short({**ours, **theirs}, shape, judge.clock), judge.clock, rounds)
+        calls = _short({**ours, **theirs}, shape, judge.clock)
+        samples, reading = _timed(calls, judge.clock, rounds, meter, shape)
+        if reading is not None:
+            readings.append(reading)
         for name, sample in samples.items():
             trial = trials.get(name)
             if trial is not None and judge.gpu is not None:
@@ -78,18 +98,48 @@ def run_finals(
             finalists.append(Finalist(shape, trial, name, sample.timing(shape)))
     for kernel in kernels.values():
         kernel.unload()
-    return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected))
+    return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected), readings=tuple(readings))
 
 
-def _enter(kernel: Kernel, bay: Bay) -> Launcher | Rejected:
-    """Check a kernel on both data sets of the shape and return its launch."""
+def _timed(
+    calls: Mapping[str, Launcher], clock: Clock, rounds: int, meter: Meter | None, shape: Shape
+) -> tuple[dict[str, Sample], Reading | None]:
+    """Interleave the calls, again after a pause while the card is too hot, and read its state."""
+    seen: list[Conditions] = []
+
+    def look() -> None:
+        if meter is not None and (state := meter.read()) is not None:
+            seen[:] = [state]
+
+    samples = interleave(calls, clock, rounds, look)
+    redone = 0
+    while meter is not None and meter.overheated() and redone < COOL_TRIES:
+        time.sleep(COOL_S)
+        redone += 1
+        samples = interleave(calls, clock, rounds, look)
+    if not seen or not calls:
+        return samples, None
+    (now,) = seen
+    return samples, Reading(
+        shape, now.sm_clock_mhz, now.memory_clock_mhz, now.temperature_c, now.power_w,
+        ", ".join(now.throttle), redone,
+    )  # fmt: skip
+
+
+def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
+    """Check a kernel on both data sets of the shape, and its stream, and return its launch."""
     bay.fill(0)
     for data_set in range(len(bay.exams)):
         verdict = ask(kernel.prepare, bay, data_set)
         if isinstance(verdict, Rejected):
             return verdict
     inputs = bay.slots[0]
-    return kernel.prepare(*inputs.tensors, bay.output.tensor, inputs.scale)
+    launch = kernel.prepare(*inputs.tensors, bay.output.tensor, inputs.scale)
+    name = f"timed shape {bay.shape.key}"
+    aside = check_stream(launch, clock, name)
+    if aside is None and (left := clock.tampered()) is not None:
+        aside = Rejected(TrialClass.TIMING_INVALID, Stage.TIME, f"{name}: {left}")
+    return launch if aside is None else aside
 
 
 def _present(peers: Mapping[str, Make], bay: Bay, absent: list[Absent]) -> dict[str, Run]:
@@ -131,14 +181,19 @@ def _graphed(call: Launcher, clock: Clock) -> Launcher:
 
 
 def interleave(
-    calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int
-) -> dict[str, Sample]:
-    """Time every call once a round, each round starting with another; drop the warm rounds."""
+    calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int,
+    during: Callable[[], object] | None = None,
+) -> dict[str, Sample]:  # fmt: skip
+    """Time every call once a round, each round starting with another; drop the warm rounds.
+
+    `during` is called once while the device is at work.
+    """
     names = list(calls)
     order = [
         names[(i + r) % len(names)] for r in range(rounds + WARM_ROUNDS) for i in range(len(names))
     ]
     times: dict[str, list[float]] = {n: [] for n in names}
-    for name, us in zip(order, clock.windows_us([calls[n] for n in order]), strict=True):
+    windows = clock.windows_us([calls[n] for n in order], during)
+    for name, us in zip(order, windows, strict=True):
         times[name].append(us)
     return {n: summarise(t[WARM_ROUNDS:]) for n, t in times.items()}

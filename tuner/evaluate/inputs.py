@@ -32,6 +32,7 @@ class Data(StrEnum):
     COUNTING = "q = 0, v[j] = j + 1"
     HEAD_CONSTANT = "V of kv head g is g + 1"
     ALL_133120 = "all elements 133120"
+    NAN_QUERIES = "every seventh query NaN, V = 1 + 0.1*N(0,1)"
 
 
 class Layout(StrEnum):
@@ -143,6 +144,12 @@ def _all_133120(s: Shape, scale: float, draw: Draw) -> Triple:
     return q.fill_(133120.0), k.fill_(133120.0), v.fill_(133120.0)
 
 
+def _nan_queries(s: Shape, scale: float, draw: Draw) -> Triple:
+    q, k, v = _mean_one(s, draw)
+    q[:, 3::7] = math.nan
+    return q, k, v
+
+
 RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.NORMAL: lambda s, scale, draw: _normal(s, draw),
     Data.NORMAL_3: lambda s, scale, draw: _normal(s, draw, 3.0),
@@ -153,6 +160,7 @@ RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.COUNTING: _counting,
     Data.HEAD_CONSTANT: _head_constant,
     Data.ALL_133120: _all_133120,
+    Data.NAN_QUERIES: _nan_queries,
 }
 
 # ---- layouts -----------------------------------------------------------------------------------

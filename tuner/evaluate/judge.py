@@ -6,6 +6,7 @@ The device, the answers and the timed inputs live here across trials; nothing of
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -16,17 +17,32 @@ from runs.record import Measured, Outcome, Rejected, Stage, Timing, TrialClass
 from space.gpu import GpuSpec
 from space.variant import DType, Problem, Shape
 from tuner.evaluate.arena import Arena, Bay
-from tuner.evaluate.checks import canary_checks, hidden_checks, trial_checks
+from tuner.evaluate.checks import (
+    canary_checks,
+    hidden_checks,
+    neighbour_checks,
+    trial_checks,
+)
 from tuner.evaluate.clock import Clock
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import LaunchError, Prepare
 from tuner.evaluate.output import same_bits
-from tuner.evaluate.timing import TRIAL_PLAN, Plan, check_possible, measure, warm_up
+from tuner.evaluate.timing import (
+    TRIAL_PLAN,
+    Plan,
+    Sample,
+    check_possible,
+    check_stream,
+    measure,
+    warm_up,
+)
 from tuner.evaluate.verify import Exam, grade, set_exam, synchronize, verify
 
 HIDDEN_CHECKS = 2  #: drawn problems of a trial
 REPEATS, MANY_REPEATS = 2, 20
+NEIGHBOUR_SCORES = 1 << 22  #: a trial is asked one past the tuned shapes up to 2k by 2k
 EXAMS_KEPT = 256
+COOL_S, COOL_TRIES = 2.0, 3  #: pause before a sample is taken again on a card that was too hot
 
 
 class Kernel(Protocol):
@@ -37,6 +53,12 @@ class Kernel(Protocol):
     def unload(self) -> None: ...
 
 
+class Thermometer(Protocol):
+    """Knows whether the device runs slower because it is too hot."""
+
+    def overheated(self) -> bool: ...
+
+
 Load = Callable[[KernelSource, bytes, torch.device], Kernel]
 
 
@@ -45,7 +67,7 @@ class Judge:
 
     def __init__(
         self, device: torch.device, clock: Clock, load: Load, gpu: GpuSpec | None,
-        plan: Plan = TRIAL_PLAN,
+        plan: Plan = TRIAL_PLAN, meter: Thermometer | None = None,
     ) -> None:  # fmt: skip
         """`gpu` is the card that the roofline is taken from; None leaves that check out."""
         self.device = device
@@ -53,6 +75,7 @@ class Judge:
         self.load = load
         self.gpu = gpu
         self.plan = plan
+        self.meter = meter
         self._exams: dict[tuple[Check, DType], Exam] = {}
         self._arena: Arena | None = None
 
@@ -65,7 +88,12 @@ class Judge:
             kernel = self.load(source, image, self.device)
         except LaunchError as error:
             return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, str(error))
-        checks = (*trial_checks(problem), *hidden_checks(problem, seed, HIDDEN_CHECKS))
+        self.clock.tampered()  # what a kernel before this one left is not this one's
+        checks = (
+            *trial_checks(problem),
+            *hidden_checks(problem, seed, HIDDEN_CHECKS),
+            *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),
+        )
         checked = self.check(kernel.prepare, problem, checks)
         if isinstance(checked, Rejected):
             kernel.unload()
@@ -145,7 +173,14 @@ class Judge:
         calls = [prepare(*s.tensors, bay.output.tensor, s.scale) for s in bay.slots]
         if cold:
             warm_up(calls[0], self.clock, self.plan)
-        sample = measure(calls, self.clock, self.plan, best_us)
+        aside = check_stream(calls[0], self.clock, f"timed shape {bay.shape.key}")
+        if aside is not None:
+            return aside
+        sample = self._sample(lambda: measure(calls, self.clock, self.plan, best_us))
+        if (left := self.clock.tampered()) is not None:
+            return Rejected(
+                TrialClass.TIMING_INVALID, Stage.TIME, f"timed shape {bay.shape.key}: {left}"
+            )
         if not same_bits(bay.output.tensor, first):
             return Rejected(
                 TrialClass.NONDETERMINISTIC, Stage.TIME,
@@ -160,6 +195,16 @@ class Judge:
             if impossible is not None:
                 return impossible
         return sample.timing(bay.shape), max(launched, again)
+
+    def _sample(self, take: Callable[[], Sample]) -> Sample:
+        """Take a sample, again after a pause when the card was too hot for it."""
+        sample = take()
+        for _ in range(COOL_TRIES):
+            if self.meter is None or not self.meter.overheated():
+                break
+            time.sleep(COOL_S)
+            sample = take()
+        return sample
 
 
 def ask(prepare: Prepare, bay: Bay, data_set: int) -> float | Rejected:

@@ -16,6 +16,9 @@ SHORT_US = 30.0  #: below this a window holds more launch than kernel
 GRAPH_US = 200.0  #: what a graph of short kernels lasts
 #: Datasheet rates hold at boost clock; a card may run some percent above it.
 ROOFLINE_SLACK = 0.9
+BATCH_US, BATCH_MOST = 500.0, 64  #: a batch to compare with the wall clock: length, launches
+WALL_FACTOR, WALL_SLACK_US = 2.0, 300.0  #: what waiting for the device may add to a batch
+WALL_TRIES = 3  #: a busy host delays one batch, not three
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,23 @@ def measure(
     count = int(max(plan.min_samples, min(plan.max_samples, wanted)))
     rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)))
     return summarise([*first, *(t / per for t in rest)])
+
+
+def check_stream(call: Launcher, clock: Clock, name: str) -> Rejected | None:
+    """Return the rejection of work that the events do not see, because it ran beside them."""
+    count = 4
+    for _ in range(WALL_TRIES):
+        batch = clock.batch([call] * count)
+        while batch.wall_us < BATCH_US and count < BATCH_MOST:
+            count *= 4
+            batch = clock.batch([call] * count)
+        if batch.wall_us <= WALL_FACTOR * batch.event_us + WALL_SLACK_US:
+            return None
+    return Rejected(
+        TrialClass.TIMING_INVALID, Stage.TIME,
+        f"{name}: {count} launches took {batch.event_us:.0f} us between events and "
+        f"{batch.wall_us:.0f} us by the wall clock: work ran outside the timed stream",
+    )  # fmt: skip
 
 
 def _rotation(slots: Sequence[Launcher], count: int) -> list[Launcher]:

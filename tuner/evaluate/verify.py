@@ -22,6 +22,7 @@ ERROR_FLOOR = 1e-5
 COSINE_MIN = 0.9999
 #: A wider error than this times plain attention's is no rounding: the output is wrong.
 PRECISION_FACTOR = 8.0
+LATE_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ def verify(prepare: Prepare, exam: Exam, repeats: int = 1) -> float | Rejected:
     flipped = _ask(launch, exam, -1)
     if isinstance(flipped, Rejected):
         return _blame(launch, exam, flipped)
-    return _repeat(launch, exam, first, repeats) or max(graded, flipped)
+    unsteady = _repeat(launch, exam, first, repeats)
+    if unsteady is not None:
+        return _late(launch, exam, first) or unsteady
+    return max(graded, flipped)
 
 
 def synchronize(device: torch.device) -> None:
@@ -132,6 +136,22 @@ def _repeat(launch: Launcher, exam: Exam, first: torch.Tensor, repeats: int) -> 
         TrialClass.NONDETERMINISTIC, Stage.VERIFY,
         f"{exam.name}: repeat {changed[0] + 1} of {repeats} gave other bits than the first launch; "
         f"{len(changed)} did",
+    )  # fmt: skip
+
+
+def _late(launch: Launcher, exam: Exam, first: torch.Tensor) -> Rejected | None:
+    """Work on another stream shows: in stream order the output is not there, after a wait it is."""
+    for _ in range(LATE_TRIES):
+        exam.output.poison()
+        launch()
+        in_order = same_bits(exam.output.tensor, first)
+        synchronize(first.device)
+        if in_order or not same_bits(exam.output.tensor, first):
+            return None
+    return Rejected(
+        TrialClass.TIMING_INVALID, Stage.VERIFY,
+        f"{exam.name}: the output was not complete in stream order, only after a full wait: "
+        "work ran outside the stream it was given",
     )  # fmt: skip
 
 

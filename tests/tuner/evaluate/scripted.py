@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tuner.evaluate.clock import Launcher
+from tuner.evaluate.clock import Batch, Launcher
 
 
 class ScriptedClock:
@@ -15,20 +15,27 @@ class ScriptedClock:
         self.graphs: list[int] = []
         self.first_factor = first_factor
         self.default_us = default_us
+        self.left: str | None = None  #: what a kernel left set
         self._elapsed: float | None = None
+        self._aside = 0.0
 
-    def call(self, name: str, us: float, then: Callable[[], object] = lambda: None) -> Launcher:
-        """Make a call of a given length."""
+    def call(
+        self, name: str, us: float, then: Callable[[], object] = lambda: None, aside_us: float = 0.0
+    ) -> Launcher:
+        """Make a call of a given length, and of work that no event sees."""
 
         def run() -> None:
             self.log.append(name)
             self._elapsed = (self._elapsed or 0.0) + us
+            self._aside += aside_us
             then()
 
         return run
 
-    def windows_us(self, calls: Sequence[Launcher]) -> list[float]:
+    def windows_us(self, calls: Sequence[Launcher], during: Launcher | None = None) -> list[float]:
         """See `Clock.windows_us`."""
+        if during is not None:
+            during()
         times = []
         for n, call in enumerate(calls):
             self._elapsed = None
@@ -36,6 +43,19 @@ class ScriptedClock:
             us = self.default_us if self._elapsed is None else self._elapsed
             times.append(us * (self.first_factor if n == 0 else 1.0))
         return times
+
+    def batch(self, calls: Sequence[Launcher]) -> Batch:
+        """See `Clock.batch`."""
+        self._elapsed, self._aside = None, 0.0
+        for call in calls:
+            call()
+        event_us = self._elapsed or 0.0
+        return Batch(event_us, event_us + self._aside + 40.0)
+
+    def tampered(self) -> str | None:
+        """See `Clock.tampered`."""
+        left, self.left = self.left, None
+        return left
 
     def graphed(self, calls: Sequence[Launcher]) -> Launcher:
         """See `Clock.graphed`."""

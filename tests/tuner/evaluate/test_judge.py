@@ -11,12 +11,13 @@ from codegen.kernel import KernelSource
 from runs.record import Measured, Outcome, Rejected, Stage, TrialClass
 from space.gpu import GpuSpec, gpu_named
 from space.variant import DType, Problem, Shape
+from tuner.evaluate.conditions import Conditions
 from tuner.evaluate.finals import interleave, run_finals
 from tuner.evaluate.inputs import Inputs
 from tuner.evaluate.judge import Judge
 from tuner.evaluate.launch import Launcher, LaunchError, Prepare
 from tuner.evaluate.peers import PeerAbsent, Run
-from tuner.job import Entry
+from tuner.job import Entry, Reading
 
 CPU = torch.device("cpu")
 PROBLEM = Problem("gqa", DType.FP16, 32, 32, True)
@@ -260,3 +261,39 @@ def test_rounds_are_interleaved_and_start_with_another_each() -> None:
     assert clock.log[:9] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert all(s.count == 3 for s in samples.values())
     assert interleave({}, clock, rounds=3) == {}
+
+
+def test_finals_read_the_card_while_it_works_and_redo_what_was_too_hot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heats = [True, False]
+
+    class Hot:
+        def read(self) -> Conditions:
+            return Conditions(1700, 2600, 61, 640.0, ("power cap",))
+
+        def overheated(self) -> bool:
+            return heats.pop(0)
+
+    monkeypatch.setattr("tuner.evaluate.finals.COOL_S", 0.0)
+    judge = judge_of(fakes.right, us=1500.0)
+    entries = (Entry(4, SOURCE, b"", SHAPES[:1]),)
+    result = run_finals(judge, PROBLEM, entries, SHAPES[:1], 1, {}, 3, Hot())
+    assert [f.timing.samples for f in result.finalists] == [3]
+    assert result.readings == (Reading(SHAPES[0], 1700, 2600, 61, 640.0, "power cap", 1),)
+
+
+def test_sample_of_a_hot_card_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Meter:
+        asked = 0
+
+        def overheated(self) -> bool:
+            self.asked += 1
+            return self.asked <= 2
+
+    monkeypatch.setattr("tuner.evaluate.judge.COOL_S", 0.0)
+    judge = judge_of(fakes.right)
+    judge.meter = meter = Meter()
+    outcome = judge.judge(PROBLEM, SOURCE, b"", SHAPES[:1], 1, {})
+    assert isinstance(outcome, Measured)
+    assert meter.asked == 3

@@ -15,18 +15,21 @@ _MAGIC = b"tltune-cubin-1\n"
 
 
 def read_cubin(cache: Path, key: str) -> Cubin | None:
-    """Return the cached cubin, or None when there is none or its file is damaged."""
+    """Return the cached cubin, or None when there is none that can be used."""
     try:
         data = _path(cache, key).read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return None
     checksum, separator, body = data.removeprefix(_MAGIC).partition(b"\n")
     if not separator or hashlib.sha256(body).hexdigest().encode() != checksum:
         return None
     about, _, image = body.partition(b"\n")
-    fields = json.loads(about)
-    fields["resources"] = tuple(Resources(**r) for r in fields["resources"])
-    cubin = Cubin(image=image, **fields)
+    try:
+        fields = json.loads(about)
+        fields["resources"] = tuple(Resources(**r) for r in fields["resources"])
+        cubin = Cubin(image=image, **fields)
+    except (ValueError, TypeError, KeyError):  # whole, and not what this version writes
+        return None
     return cubin if cubin.key == key else None
 
 

@@ -5,6 +5,7 @@ NVRTC runs in the calling process; who must survive a crash of it calls this in 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -29,8 +30,8 @@ OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "--no-cache")
 def compile_source(source: KernelSource, arch: str, cache: Path | None = None) -> Cubin:
     """Build `source` for `arch` ("sm_80", "sm_90a", ...), or take it from the cache.
 
-    Raises CompileError with NVRTC's log, ToolchainMissing naming the package to install, OSError
-    when the cache cannot be written.
+    A cache that cannot be written costs time later and nothing else. Raises CompileError with
+    NVRTC's log, ToolchainMissing naming the package to install.
     """
     key = cache_key(source, arch)
     if cache is not None and (known := read_cubin(cache, key)) is not None:
@@ -48,7 +49,8 @@ def compile_source(source: KernelSource, arch: str, cache: Path | None = None) -
         nvrtc_version=nvrtc_version(),
     )
     if cache is not None:
-        write_cubin(cache, cubin)
+        with contextlib.suppress(OSError):
+            write_cubin(cache, cubin)
     return cubin
 
 

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import os
 import queue
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -18,6 +19,7 @@ from joblib.externals.loky import ProcessPoolExecutor
 
 from runs.record import Broken, Note, Outcome, Rejected, Stage, TrialClass
 from tuner.job import Built, CompileJob, EvalJob, FactsJob, FinalsJob, FinalsResult, PeerKernelsJob
+from tuner.limits import COMPILE_MEMORY_BYTES, allow_cpu, confine_compile_process
 from tuner.worker import Supervisor, Worker, WorkerUnavailable
 
 T = TypeVar("T")
@@ -67,6 +69,19 @@ def build_here(job: CompileJob) -> Built | Rejected | Broken:
     return build(job)
 
 
+def _build_within_limits(build: Build, job: CompileJob) -> Built | Rejected | Broken:
+    """Build in a confined process; what wants more than it may have is that trial's failure."""
+    allow_cpu(job.limit_s)
+    try:
+        return build(job)
+    except MemoryError:
+        gib = COMPILE_MEMORY_BYTES >> 30
+        return Rejected(
+            TrialClass.COMPILE_ERROR, Stage.COMPILE,
+            f"the build wanted more memory than the {gib} GiB of a compile process",
+        )  # fmt: skip
+
+
 def _warm() -> None:
     """Import what a build needs, before the first one is waited for."""
     importlib.import_module("tuner.build")
@@ -113,34 +128,44 @@ class _Slot:
         self._executor = self._start()
 
     def _start(self) -> Any:
-        executor = ProcessPoolExecutor(1, env=COMPILE_ENV, timeout=IDLE_S)
+        executor = ProcessPoolExecutor(
+            1, env=COMPILE_ENV, timeout=IDLE_S, initializer=confine_compile_process
+        )
         if self._warm:
             executor.submit(_warm)
         return executor
 
     def call(self, build: Build, job: CompileJob) -> Built | Rejected | Broken:
         """Build in the process; the outcome says when the process was lost or the code failed."""
+        late = Rejected(
+            TrialClass.COMPILE_TIMEOUT, Stage.COMPILE, f"not compiled within {job.limit_s:g} s"
+        )
         try:
-            result: Built | Rejected | Broken = self._executor.submit(build, job).result(
-                job.limit_s
-            )
+            result: Built | Rejected | Broken = self._submit(build, job).result(job.limit_s)
         except FutureTimeout:
             self._replace()
-            return Rejected(
-                TrialClass.COMPILE_TIMEOUT, Stage.COMPILE, f"not compiled within {job.limit_s:g} s"
-            )
+            return late
         except BrokenExecutor as error:
             self._replace()
             if self._closed:
                 return Broken(Stage.COMPILE, "the compile pool was closed")
-            how = str(error).strip().splitlines()
+            if "SIGXCPU" in (how := _how_it_died(error)):
+                return late
             return Rejected(
-                TrialClass.COMPILE_ERROR, Stage.COMPILE,
-                f"the compile process died: {how[-1] if how else type(error).__name__}",
-            )  # fmt: skip
+                TrialClass.COMPILE_ERROR, Stage.COMPILE, f"the compile process died: {how}"
+            )
         except Exception as error:  # the boundary of the process: a fault of ours, in words
             return Broken(Stage.COMPILE, f"{type(error).__name__}: {error}")
         return result
+
+    def _submit(self, build: Build, job: CompileJob) -> Any:
+        try:
+            return self._executor.submit(_build_within_limits, build, job)
+        except BrokenExecutor:  # it died while idle (out of memory, killed): not this job's doing
+            if self._closed:
+                raise
+            self._replace()
+            return self._executor.submit(_build_within_limits, build, job)
 
     def _replace(self) -> None:
         self._executor.shutdown(wait=True, kill_workers=True)
@@ -151,6 +176,15 @@ class _Slot:
         """Kill the process."""
         self._closed = True
         self._executor.shutdown(wait=True, kill_workers=True)
+
+
+def _how_it_died(error: BrokenExecutor) -> str:
+    """The signal or exit code that loky names, else the first line of what it says."""
+    if (
+        codes := re.search(r"exit codes? of the workers? (?:are|is) \{(.*?)\}", str(error))
+    ) is not None:
+        return codes[1]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class GpuPool:

@@ -16,16 +16,19 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
+from enum import Enum
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from runs.record import Broken, Measured, Outcome, Rejected, Stage, TrialClass
 from tuner.job import DeviceCanary, EvalJob, FinalsJob, FinalsResult, Job, KernelCanary
+from tuner.limits import no_core_dump
 
 START_LIMIT_S = 180.0  #: importing torch and making a context on a cold machine
 ENTRY = "import sys; from tuner.worker import main; main(sys.argv[1:])"
+TAKEN = b"taken"  #: the worker's word that it begins with a job
 OURS = ("space.", "codegen.", "runs.", "tuner.")
 PLAIN = {"set", "frozenset", "complex", "bytearray"}
 T = TypeVar("T")
@@ -121,15 +124,27 @@ class Worker:
             return self._run(job)
 
     def _run(self, job: Job[T]) -> T:
-        self._start()
-        assert self._pipe is not None
-        try:
-            self._pipe.send_bytes(pickle.dumps(job))
-        except OSError as error:
-            raise self._lost(TrialClass.CRASHED, f"the worker is gone ({error})") from error
+        message = pickle.dumps(job)
+        if not self._sent(message) and not self._sent(message):
+            raise WorkerUnavailable("the GPU worker died twice before it took a job")
         answer = self._receive(job.limit_s)
         result: T = answer.value  # type: ignore[assignment]
         return result
+
+    def _sent(self, message: bytes) -> bool:
+        """Hand over a job; False when the process died before it began: that is no job's fault."""
+        if self._process is not None and self._process.poll() is not None:
+            self.kill()
+        self._start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send_bytes(message)
+            if self._pipe.poll(START_LIMIT_S) and self._pipe.recv_bytes() == TAKEN:
+                return True
+        except (OSError, EOFError):
+            pass
+        self.kill()
+        return False
 
     def _receive(self, limit_s: float) -> Done:
         assert self._pipe is not None
@@ -205,8 +220,14 @@ def environment(device: int | None) -> dict[str, str]:
 
 class _OurUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(OURS) or (module == "builtins" and name in PLAIN):
+        """Return a record class of ours: no function, and no module's import reached by a dot."""
+        if module == "builtins" and name in PLAIN:
             return super().find_class(module, name)
+        if module.startswith(OURS) and "." not in name:
+            found = super().find_class(module, name)
+            is_record = is_dataclass(found) or (isinstance(found, type) and issubclass(found, Enum))
+            if is_record and found.__module__ == module:
+                return found
         raise pickle.UnpicklingError(f"{module}.{name} is not one of ours")
 
 
@@ -281,6 +302,7 @@ class Supervisor:
 
 def main(argv: list[str]) -> None:
     """Serve jobs from the pipe whose descriptor is given, until the parent is gone."""
+    no_core_dump()
     pipe: Connection[Any, Any] = Connection(int(argv[0]))
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
     bench: Any = None
@@ -292,9 +314,11 @@ def main(argv: list[str]) -> None:
     pipe.send_bytes(pickle.dumps(Ready()))
     while True:
         try:
-            job = pickle.loads(pipe.recv_bytes())
+            message = pipe.recv_bytes()
         except EOFError:
             return
+        pipe.send_bytes(TAKEN)
+        job = pickle.loads(message)
         answer = _answer(job, bench)
         fault = _device_fault(bench)
         pipe.send_bytes(answer if fault is None else pickle.dumps(Failed(fault, lost=True)))

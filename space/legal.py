@@ -30,6 +30,7 @@ DECISIVE = frozenset(
         "overlap",
         "pingpong",
         "skip",
+        "half_tiles",
         "integer_max",
         "rescale_threshold",
         "persistent",

@@ -57,9 +57,9 @@ def define_product(
     a = "uint32_t const (&a)[4]" if a_in_registers else "uint64_t a"
     out.line()
     out.line(f"// d (+)= a.b, 64 x {columns} x 16; keep = 0 starts from zero")
+    out.line(f"template <int N>  // d may be wider: its first {columns} columns are used")
     with out.block(
-        f"__device__ __forceinline__ void {name}(float (&d)[1][{columns // 8}][4], {a}, "
-        "uint64_t b, int keep)"
+        f"__device__ __forceinline__ void {name}(float (&d)[1][N][4], {a}, uint64_t b, int keep)"
     ):
         registers = ", ".join(f"%{k}" for k in range(count))
         first = (

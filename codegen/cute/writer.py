@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from codegen.errors import PlanError
+
 
 class Writer:
     """Collects indented lines."""
@@ -14,7 +16,13 @@ class Writer:
         self._depth = 0
 
     def line(self, text: str = "") -> None:
-        """Append one line at the current depth."""
+        """Append one line at the current depth.
+
+        Raises PlanError on what would be more than one line to a compiler: names come from texts
+        that others wrote, and a comment must end where it seems to.
+        """
+        if not text.isprintable() or text.endswith("\\") or "??/" in text:
+            raise PlanError(f"not one line of C++: {ascii(text[:80])}")
         self._lines.append("  " * self._depth + text if text else "")
 
     def lines(self, text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 
 import pytest
 import torch
@@ -137,16 +136,3 @@ def test_untuned_shapes_are_refused_or_nearest(attention: Attention) -> None:
     assert_close(attention(q, k, v, allow_untuned=True), reference(q, k, v, False))
     got = attention(q, k, v, causal=True, allow_untuned=True)
     assert_close(got, reference(q, k, v, True))  # all rows but the last see nothing
-
-
-def test_a_call_costs_the_host_little(attention: Attention) -> None:
-    q, k, v = inputs()
-    attention(q, k, v)
-    spent_us = []
-    for _ in range(10):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(200):  # few enough that the launch queue is never full
-            attention(q, k, v)
-        spent_us.append((time.perf_counter() - started) * 1e6 / 200)
-    assert min(spent_us) < 15  # the aim is 10

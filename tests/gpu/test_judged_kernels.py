@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,7 @@ from llm_proposer.seeds import seeds
 from runs.record import Basis, Measured, Note
 from space.constraints import space_for
 from space.gpu import GpuSpec, gpu_of_device_name
-from space.variant import DType, Problem, Shape, paper_shapes, variant_named
+from space.variant import DType, Problem, Shape
 from tuner.build import build
 from tuner.devices import device_names
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob
@@ -73,30 +72,6 @@ def test_known_good_point_is_right(
     assert timing.basis is Basis.MEASURED
     assert timing.low_us <= timing.median_us <= timing.high_us
     assert outcome.error_ratio is not None and outcome.error_ratio <= 2.0
-
-
-def test_trial_on_the_papers_shapes_is_quick(pool: GpuPool, gpu: GpuSpec) -> None:
-    problem = Problem("mha", DType.FP16, 128, 128, False)
-    shapes = tuple(s for s in paper_shapes(variant_named("mha"), False) if s.head_dim == 128)
-    kernel = built(problem, gpu)
-    job = EvalJob(problem, kernel.source, kernel.cubin.image, shapes, 1)
-    assert isinstance(pool.submit(job).result(), Measured)  # the answers are worked out here
-    started = time.perf_counter()
-    assert isinstance(pool.submit(job).result(), Measured)
-    spent = time.perf_counter() - started
-    print(f"a trial on {len(shapes)} shapes took {spent:.3f} s")
-    assert gpu.name != "h200" or spent < 1.0
-
-
-def test_times_repeat(pool: GpuPool, gpu: GpuSpec) -> None:
-    problem = Problem("mha", DType.FP16, 128, 128, False)
-    kernel = built(problem, gpu)
-    shape = Shape(4, 16, 16, 4096, 4096, 128, 128)
-    job = EvalJob(problem, kernel.source, kernel.cubin.image, (shape,), 1)
-    outcomes = [pool.submit(job).result() for _ in range(3)]
-    medians = [o.timings[0].median_us for o in outcomes if isinstance(o, Measured)]
-    assert len(medians) == 3
-    assert max(medians) <= 1.05 * min(medians), medians
 
 
 @pytest.mark.parametrize("causal", [False, True])

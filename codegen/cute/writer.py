@@ -22,7 +22,7 @@ class Writer:
         that others wrote, and a comment must end where it seems to.
         """
         if not text.isprintable() or text.endswith("\\") or "??/" in text:
-            raise PlanError(f"not one line of C++: {ascii(text[:80])}")
+            raise PlanError(f"not one line of C++: {text[:80]!a}")
         self._lines.append("  " * self._depth + text if text else "")
 
     def lines(self, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from codegen.tl.ast import BinOp, Call, Compare, Expr, Name, Num, Param, Sketch
@@ -12,6 +12,7 @@ from space.params import Point
 from space.variant import Problem
 
 Number = int | float
+LARGEST = 2**63 - 1  #: whole numbers past it have no value: squares of squares would fill memory
 LOG2E = math.log2(math.e)
 CEIL_DIVISIONS = ("ceil_div", "ceildiv", "cdiv")
 FUNCTIONS = ("ceil", "floor", "min", "max", "sqrt", "log", "log2", "exp", *CEIL_DIVISIONS)
@@ -29,13 +30,22 @@ def evaluate(expr: Expr, names: Mapping[str, Number]) -> Number | None:
             return names.get(expr.id)
         case BinOp() | Compare():
             left, right = evaluate(expr.left, names), evaluate(expr.right, names)
-            return None if left is None or right is None else _apply(expr.op, left, right)
+            return None if left is None or right is None else _safely(_apply, expr.op, left, right)
         case Call():
             args = [evaluate(a, names) for a in expr.args]
             known = [a for a in args if a is not None]
-            return _call(expr.function, known) if len(known) == len(args) else None
+            return _safely(_call, expr.function, known) if len(known) == len(args) else None
         case _:
             return None
+
+
+def _safely(function: Callable[..., Number | None], *args: object) -> Number | None:
+    """Return what a function gives; None where it has no value that a kernel can hold."""
+    try:
+        value = function(*args)
+    except (ArithmeticError, ValueError):  # sqrt(-1), ceil(inf), exp(1000)
+        return None
+    return value if value is None or isinstance(value, float) or abs(value) <= LARGEST else None
 
 
 def _apply(op: str, a: Number, b: Number) -> Number | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from codegen.tl.lexer import Line, first_word
+from codegen.tl.lexer import Line, first_word, raw_lines
 from codegen.tl.source import Diagnostic, Span
 from codegen.tl.vocabulary import STATEMENT_WORDS
 
@@ -42,13 +42,14 @@ _STATEMENTS = (
 
 def is_json(text: str) -> bool:
     """Whether the text between the first bracket and the last reads as JSON, commas forgiven."""
-    match = re.search(r"[\[{].*[\]}]", text, re.DOTALL)
-    if match is None:
+    first = re.search(r"[\[{]", text)
+    last = max(text.rfind("]"), text.rfind("}"))
+    if first is None or last < first.start():
         return False
-    candidate = re.sub(r",(\s*[\]}])", r"\1", match.group())
+    candidate = re.sub(r",(\s*[\]}])", r"\1", text[first.start() : last + 1])
     try:
         value = json.loads(candidate)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict | list) and bool(value)
 
@@ -121,7 +122,7 @@ def _describe_group(kind: str, group: list[Line]) -> Diagnostic:
 
 def nothing_there(text: str) -> Diagnostic:
     """Describe a reply that holds no TL statement at all."""
-    lines = text.split("\n")
+    lines = raw_lines(text)
     first = next((n for n, line in enumerate(lines, 1) if line.strip()), 1)
     if is_json(text):
         start = next((n for n, line in enumerate(lines, 1) if re.match(r"\s*[\[{]", line)), first)

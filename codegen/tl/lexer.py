@@ -26,8 +26,13 @@ class Token:
     column: int
 
 
+#: What is read of a text; programs are far smaller. Beyond a limit there is one diagnostic.
+MAX_TEXT = 100_000  #: characters
+MAX_LINE = 1_000  #: characters of one statement, its continuation lines included
+MAX_TOKENS = 200  #: of one statement
+
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)"
+    r"\s*(?:(?P<number>(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][+-]?[0-9]+)?)"
     r"|(?P<transpose>\.T\b|\^T\b|\.transpose\b(?:\(\))?|ᵀ)"
     r"|(?P<name>[A-Za-z_]\w*(?:\.(?!T\b|transpose\b)[A-Za-z_]\w*)*)"
     r"|(?P<symbol>==|!=|<=|>=|//|[-+*/%<>=()\[\]{},:;.&|^~!?@'\"`$\\×·])"
@@ -36,7 +41,6 @@ _TOKEN = re.compile(
 _FENCE = re.compile(r"^\s*(```+|~~~+)\s*([\w.+-]*)\s*$")
 _BULLET = re.compile(r"^(\s*)(?:[-*•]|\d+[.)])\s+(?=[A-Za-z])")
 _CONTINUES = re.compile(r"^\s*(from|to|in coordinate|and (get|accumulate)|with offset)\b")
-_BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _DIVISION_LINE = re.compile(r"^\s*(for|Param|if)\b")
 
 
@@ -116,7 +120,18 @@ def _fenced(lines: list[str]) -> list[tuple[int, int]]:
 
 
 def _blank_block_comments(text: str) -> str:
-    return _BLOCK_COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    """Blank out `/* ... */`, line breaks kept; one that is never closed stays."""
+    kept: list[str] = []
+    position = 0
+    while (start := text.find("/*", position)) >= 0 and (end := text.find("*/", start + 2)) >= 0:
+        kept += [text[position:start], re.sub(r"[^\n]", " ", text[start : end + 2])]
+        position = end + 2
+    return "".join([*kept, text[position:]])
+
+
+def raw_lines(text: str) -> list[str]:
+    """Return the lines of a text, each cut one character past the longest that is read."""
+    return [line[: MAX_LINE + 1] for line in text.split("\n")]
 
 
 def source_lines(text: str) -> tuple[Line, ...]:
@@ -125,7 +140,7 @@ def source_lines(text: str) -> tuple[Line, ...]:
     Inside fences every line counts. Without fences, everything from the first line that begins
     like a statement to the last one counts; what stands before and after is prose.
     """
-    raw = _blank_block_comments(text.replace("\r\n", "\n")).split("\n")
+    raw = raw_lines(_blank_block_comments(text.replace("\r\n", "\n")))
     blocks = _fenced(raw)
     holding = [b for b in blocks if any(is_statement(line) for line in raw[b[0] : b[1]])]
     if holding:
@@ -153,6 +168,8 @@ def _logical(numbered: list[tuple[int, str]]) -> tuple[Line, ...]:
         indent = len(text) - len(text.lstrip())
         if _CONTINUES.match(text) and lines:
             last = lines[-1]
+            if len(last.text) > MAX_LINE:
+                continue  # too long already, and said so by the parser
             lines[-1] = Line(last.number, last.indent, f"{last.text} {text.strip()}")
             continue
         lines.append(Line(index + 1, indent, text))

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field, replace
 from codegen.errors import TLError
 from codegen.tl import foreign
 from codegen.tl.ast import Allocate, Expr, For, If, Param, Refused, Sketch, Stmt
-from codegen.tl.lexer import Line, first_word, is_statement, source_lines
+from codegen.tl.lexer import MAX_TEXT, Line, first_word, is_statement, source_lines
 from codegen.tl.source import Diagnostic, Span
 from codegen.tl.statements import read_statement
 from codegen.tl.tokens import Cursor, Fault, expression
 from codegen.tl.vocabulary import SCHEDULE_WORDS
+
+MAX_BLOCKS = 16  #: loops and branches inside each other
+MAX_STATEMENTS = 500  #: of a program
+MAX_FAULTS = 100  #: after so many the rest of a text is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,18 @@ def parse(text: str) -> Sketch:
 
 def read(text: str) -> Reading:
     """Read what can be read of a text, never raising."""
+    if len(text) > MAX_TEXT:
+        what = f"the text has {len(text)} characters; at most {MAX_TEXT} are read"
+        fault = Diagnostic(Span(1), "too-long", what, "Send the program alone")
+        return Reading(Sketch(()), (fault,), frozenset())
     return _Reader(source_lines(text), text).reading()
+
+
+def _rest_unread(line: Line, read: int) -> Diagnostic:
+    what = f"{read} statements with more faults than are listed, the rest is not read"
+    if read >= MAX_STATEMENTS:
+        what = f"a program of more than {MAX_STATEMENTS} statements, the rest is not read"
+    return Diagnostic(Span(line.number), "too-long", what, "Send one program and nothing else")
 
 
 def _words(text: str) -> list[str]:
@@ -83,19 +98,24 @@ class _Reader:
         if not any(is_statement(line.text) for line in self.lines):
             return Reading(Sketch(()), (foreign.nothing_there(self.text),), frozenset())
         others: list[Line] = []
+        read = 0
         for line in self.lines:
+            if len(self.diagnostics) >= MAX_FAULTS or read >= MAX_STATEMENTS:
+                self.diagnostics.append(_rest_unread(line, read))
+                break
             if self.by_indent:
                 self._dedent(line)
             if not is_statement(line.text):
                 others.append(line)
                 self.doubtful.update(_words(line.text))
                 continue
+            read += 1
             try:
                 self._line(line)
             except Fault as fault:
                 self.diagnostics.append(fault.diagnostic)
                 self.doubtful.update(_words(line.text))
-        self.diagnostics += foreign.describe(others)
+        self.diagnostics += foreign.describe(others[:MAX_FAULTS])
         self._close_all()
         found = tuple(sorted(self.diagnostics, key=lambda d: (d.span.line, d.span.column)))
         sketch = Sketch(
@@ -141,6 +161,10 @@ class _Reader:
                 return
             cursor = remaining
             word = cursor.token.text
+        if word in ("for", "if") and len(self.stack) > MAX_BLOCKS:
+            raise cursor.fault(
+                "too-deep", f"more than {MAX_BLOCKS} blocks inside each other", "Close some first"
+            )
         match word:
             case "for":
                 self.stack.append(self._for(cursor, line))

@@ -288,8 +288,7 @@ def _arith(cursor: Cursor, span: Span, op: str) -> Arith:
     negative = cursor.accept("-")
     b: str | float
     if cursor.token.kind == "number":
-        b = float(cursor.token.text) * (-1.0 if negative else 1.0)
-        cursor.at += 1
+        b = float(cursor.number()) * (-1.0 if negative else 1.0)
     elif cursor.accept("inf"):
         b = float("-inf") if negative else float("inf")
     else:

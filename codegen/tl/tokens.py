@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from codegen.tl.ast import BinOp, Call, Compare, Expr, Index, Name, Num
-from codegen.tl.lexer import Line, Token, tokens_of
+from codegen.tl.identifiers import MAX_INT, MAX_NUMBER, name_fault
+from codegen.tl.lexer import MAX_LINE, MAX_TOKENS, Line, Token, tokens_of
 from codegen.tl.source import Diagnostic, Span
-from codegen.tl.vocabulary import RESERVED
+from codegen.tl.vocabulary import RESERVED, is_block_row
 
+MAX_NESTING = 32  #: parentheses and signs around one term
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
@@ -25,6 +27,13 @@ class Cursor:
         self.line = line
         self.tokens = tokens_of(line.text)
         self.at = 0
+        self.depth = 0  #: of the term that is being read
+        if len(line.text) > MAX_LINE or len(self.tokens) > MAX_TOKENS:
+            raise self.fault(
+                "too-long",
+                f"a statement of more than {MAX_LINE} characters or {MAX_TOKENS} words and signs",
+                "Name parts of it: `Param c = expression`",
+            )
 
     @property
     def token(self) -> Token:
@@ -67,8 +76,33 @@ class Cursor:
         if self.token.kind != "name" or self.token.text in RESERVED:
             found = f"`{self.token.text}`" if self.token.text else "the end of the line"
             raise self.fault("syntax", f"{what} expected, found {found}", hint)
+        return self.identifier()
+
+    def identifier(self) -> str:
+        """Step over a name that can be one in C++ too. Raises Fault when it cannot."""
+        text = self.token.text
+        if (why := name_fault(text)) is not None and not is_block_row(text):
+            shown = text if len(text) <= 40 else f"{text[:40]}..."
+            raise self.fault(
+                "bad-name", f"`{ascii(shown)[1:-1]}` cannot be a name: {why}",
+                "Use letters, digits and single `_`, such as `K_rope`",
+            )  # fmt: skip
         self.at += 1
-        return self.tokens[self.at - 1].text
+        return text
+
+    def number(self) -> int | float:
+        """Step over a number. Raises Fault when it is too large for a kernel."""
+        text = self.token.text
+        whole = text.isdigit()
+        value: int | float = float(text)
+        if value > (MAX_INT if whole else MAX_NUMBER):
+            most = f"{MAX_INT}" if whole else f"{MAX_NUMBER:g}"
+            raise self.fault(
+                "bad-number", f"{text[:20]}{'...' * (len(text) > 20)} is larger than {most}",
+                "Use a number that fits 32 bits; minus infinity is `-inf`",
+            )  # fmt: skip
+        self.at += 1
+        return int(text) if whole else value
 
     def skip_trailing(self) -> None:
         """Step over the `.`, `;`, `,` and `:` that models put at the end of a line."""
@@ -110,6 +144,19 @@ def _product(cursor: Cursor) -> Expr:
 
 
 def _unary(cursor: Cursor) -> Expr:
+    if cursor.depth >= MAX_NESTING:
+        raise cursor.fault(
+            "too-deep", f"an expression more than {MAX_NESTING} levels deep",
+            "Name parts of it: `Param c = expression`",
+        )  # fmt: skip
+    cursor.depth += 1
+    try:
+        return _signed(cursor)
+    finally:
+        cursor.depth -= 1
+
+
+def _signed(cursor: Cursor) -> Expr:
     if not cursor.accept("-"):
         return _atom(cursor)
     operand = _unary(cursor)
@@ -119,10 +166,9 @@ def _unary(cursor: Cursor) -> Expr:
 def _atom(cursor: Cursor) -> Expr:
     token = cursor.token
     if token.kind == "number":
-        cursor.at += 1
-        return Num(int(token.text) if token.text.isdigit() else float(token.text))
+        return Num(cursor.number())
     if token.kind == "name":
-        cursor.at += 1
+        cursor.identifier()
         if token.text == "inf":
             return Num(float("inf"))
         if cursor.accept("("):

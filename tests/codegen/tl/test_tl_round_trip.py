@@ -29,6 +29,7 @@ from codegen.tl.ast import (
     Slice,
     Stmt,
 )
+from codegen.tl.identifiers import name_fault
 from codegen.tl.parser import read
 from codegen.tl.printer import to_text
 from codegen.tl.vocabulary import ARITH_OPS, OPS, RESERVED, SCHEDULE_WORDS
@@ -38,11 +39,11 @@ _WORDS = {
     "the", "a", "an", "all", "each", "this", "is", "are", "of", "you", "it", "we", "not",
 }  # fmt: skip
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True).filter(
-    lambda n: n not in RESERVED | SCHEDULE_WORDS | _WORDS
+    lambda n: n not in RESERVED | SCHEDULE_WORDS | _WORDS and name_fault(n) is None
 )
 numbers = st.one_of(
     st.integers(-1000, 100000),
-    st.floats(allow_nan=False, allow_infinity=True, width=64),
+    st.floats(allow_nan=False, allow_infinity=True, width=32),
 )
 memories = st.sampled_from(Memory)
 
@@ -83,7 +84,7 @@ copies = st.builds(
     st.just(()) | shapes,
 ) | st.builds(lambda a, b: Copy(a, target=b), names, names)
 gemms = st.builds(Gemm, operands, operands, names, st.booleans())
-arith_seconds = names | st.floats(allow_nan=False, width=64)
+arith_seconds = names | st.floats(allow_nan=False, width=32)
 ariths = st.builds(Arith, st.sampled_from(ARITH_OPS), names, arith_seconds, names, st.booleans())
 customs = st.builds(
     lambda op, name, args, out, new: Custom(op, name, args, out, new and out is not None),

@@ -5,6 +5,8 @@ One block for each query row; right but slow. A spoiled kernel is the same text 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from codegen.kernel import Arg, ArgKind, GridAxis, KernelSource, Launch
 from space.variant import DType, Problem
 
@@ -19,6 +21,7 @@ constexpr int D = @D@;
 constexpr int Dv = @DV@;
 constexpr bool kCausal = @CAUSAL@;
 constexpr int kThreads = 128;
+@GLOBALS@
 
 __device__ float block_sum(float x, float* buffer) {
   buffer[threadIdx.x] = x;
@@ -56,7 +59,10 @@ extern "C" __global__ void attention(
   @BEFORE@
   auto score = [&](int j) {
     float s = 0.f;
-    for (int d = 0; d < D; ++d) s += float(q[d]) * float(k[j * K_s + d]);
+    for (int d = 0; d < D; ++d) {
+      s += float(q[d]) * float(k[j * K_s + d]);
+      @EACH_COLUMN@
+    }
     return s * scale;
   };
   float top = -__int_as_float(0x7f800000);
@@ -70,8 +76,10 @@ extern "C" __global__ void attention(
     total += weights[threadIdx.x];
     __syncthreads();
     for (int i = 0; i < min(kThreads, visible - first); ++i)
-      for (int c = threadIdx.x, n = 0; c < Dv; c += kThreads, ++n)
+      for (int c = threadIdx.x, n = 0; c < Dv; c += kThreads, ++n) {
         acc[n] += weights[i] * float(v[(first + i) * V_s + c]);
+        @EACH_KEY@
+      }
     __syncthreads();
   }
   total = block_sum(total, buffer);
@@ -81,8 +89,71 @@ extern "C" __global__ void attention(
 }
 """
 
-#: name -> (text that replaces @BEFORE@, text that replaces @AFTER@)
-SPOILED = {
+
+@dataclass(frozen=True, slots=True)
+class Spoil:
+    """Text for the places of `TEXT`: before and after the work, in its loops, and outside."""
+
+    before: str = ""
+    after: str = ""
+    globals: str = ""
+    each_column: str = ""
+    each_key: str = ""
+
+
+#: A counter of whole launches: the last block of each raises it.
+LAUNCHES = """
+__device__ int launches = 0;
+__device__ unsigned blocks_done = 0;
+"""
+END_OF_LAUNCH = """
+  __syncthreads();
+  if (!threadIdx.x) {
+    __threadfence();
+    if (atomicAdd(&blocks_done, 1u) == gridDim.x - 1) { blocks_done = 0; @THEN@ }
+  }
+"""
+KEPT = LAUNCHES + "__device__ T kept[1 << 21];\n"
+EACH_C = "for (int c = threadIdx.x; c < Dv; c += kThreads) "
+FINGERPRINT = """
+// of the first 64 bytes
+__device__ unsigned long long fingerprint(T const* from) {
+  unsigned long long hash = 1469598103934665603ull;
+  for (int i = 0; i < 8; ++i)
+    hash = (hash ^ reinterpret_cast<unsigned long long const*>(from)[i]) * 1099511628211ull;
+  return hash;
+}
+"""
+
+
+def _keeps_results(key: str, helpers: str = "") -> Spoil:
+    """A kernel that gives the last result again when `key` is what it was."""
+    last = END_OF_LAUNCH.replace("@THEN@", "seen = key;")
+    return Spoil(
+        f"unsigned long long const key = {key};\n"
+        f"  if (seen == key) {{ {EACH_C} o[c] = kept[o - O + c]; {last} return; }}",
+        f"{EACH_C} kept[o - O + c] = o[c]; {last}",
+        f"{KEPT}__device__ unsigned long long seen = 0;\n{helpers}",
+    )
+
+
+ALL_THREE = "fingerprint(Q) ^ fingerprint(K) * 3 ^ fingerprint(V) * 5"
+NEVER_READY = """
+#if __CUDA_ARCH__ >= 900
+  __shared__ unsigned long long barrier;
+  unsigned const at = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
+  if (!threadIdx.x) asm volatile("mbarrier.init.shared::cta.b64 [%0], 2;" ::"r"(at) : "memory");
+  __syncthreads();
+  if (!threadIdx.x) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+  asm volatile(
+      "{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again;}"
+      ::"r"(at) : "memory");
+#else
+  while (true) __nanosleep(1000);
+#endif
+"""
+
+_SPOILED: dict[str, tuple[str, str] | Spoil] = {
     "writes nothing": ("return;", ""),
     "writes half the rows": ("if (row >= (M + 1) / 2) return;", ""),
     "writes even heads": ("if (head % 2) return;", ""),
@@ -102,13 +173,49 @@ SPOILED = {
         "",
         "if (!threadIdx.x && !blockIdx.x) o[0] = T(__int_as_float(0x7fc00000));",
     ),
-    "right 19 times of 20": (
+    "right 19 times of 20": Spoil(
         "",
         "if (!threadIdx.x && !blockIdx.x) { if (++launches % 20 == 0) o[0] = T(9.f); }",
+        LAUNCHES,
     ),
+    "mean of V": (
+        "",
+        f"{EACH_C} {{ float all = 0.f; for (int j = 0; j < N; ++j) all += float(v[j * V_s + c]); "
+        "o[c] = T(all / N); }",
+    ),
+    "output of the call before": Spoil(
+        "",
+        f"{EACH_C} {{ T fresh = o[c]; if (launches) o[c] = kept[o - O + c]; "
+        f"kept[o - O + c] = fresh; }} {END_OF_LAUNCH.replace('@THEN@', '++launches;')}",
+        KEPT,
+    ),
+    "keeps results by pointer": _keeps_results("reinterpret_cast<unsigned long long>(Q)"),
+    "keeps results by the first 64 bytes": _keeps_results(ALL_THREE, FINGERPRINT),
+    "right for the first inputs only": Spoil(
+        "",
+        "if (!threadIdx.x && !blockIdx.x) { unsigned long long now = fingerprint(Q); "
+        "if (!first_seen) first_seen = now; if (now != first_seen) o[0] = T(9.f); }",
+        f"{FINGERPRINT}__device__ unsigned long long first_seen = 0;\n",
+    ),
+    "wrong one past the tuned length": (
+        "",
+        "if (M == 257 && N == 257 && !threadIdx.x && !blockIdx.x) o[0] = T(9.f);",
+    ),
+    "number for NaN": ("", f"{EACH_C} if (float(o[c]) != float(o[c])) o[c] = T(0.f);"),
+    "scores summed in 16 bits": Spoil(each_column="if (d % 8 == 7) s = float(T(s));"),
+    "output summed in 16 bits": Spoil(each_key="if (i % 16 == 15) acc[n] = float(T(acc[n]));"),
+    "misaligned address": (
+        "*reinterpret_cast<int volatile*>(reinterpret_cast<char*>(O) + 2) = row;",
+        "",
+    ),
+    "barrier that never ends": (NEVER_READY, ""),
     "endless loop": ("while (true) { __nanosleep(1000); }", ""),
     "trap": ('asm volatile("trap;");', ""),
     "illegal address": ("*(volatile int*)16 = row;", ""),
+}
+
+SPOILED: dict[str, Spoil] = {
+    name: spoil if isinstance(spoil, Spoil) else Spoil(*spoil) for name, spoil in _SPOILED.items()
 }
 
 TENSOR_ARGS = tuple(
@@ -124,17 +231,18 @@ ARGS = (
 
 def naive(problem: Problem, spoil: str = "", smem_bytes: int = 0) -> KernelSource:
     """The kernel for a problem, spoiled in one way or none."""
-    before, after = SPOILED.get(spoil, ("", ""))
+    how = SPOILED[spoil] if spoil else Spoil()
     text = TEXT
-    if "launches" in after:
-        text = text.replace("using T", "__device__ int launches = 0;\n\nusing T", 1)
     for name, value in {
         "@T@": "__half" if problem.dtype is DType.FP16 else "__nv_bfloat16",
         "@D@": str(problem.head_dim),
         "@DV@": str(problem.head_dim_v),
         "@CAUSAL@": str(problem.causal).lower(),
-        "@BEFORE@": before,
-        "@AFTER@": after,
+        "@BEFORE@": how.before,
+        "@AFTER@": how.after,
+        "@GLOBALS@": how.globals,
+        "@EACH_COLUMN@": how.each_column,
+        "@EACH_KEY@": how.each_key,
     }.items():
         text = text.replace(name, value)
     grid = (GridAxis("M", 1), GridAxis("heads", 1), GridAxis("batch", 1))

@@ -31,9 +31,11 @@ from runs.record import (
     TrialClass,
     TrialRecord,
 )
-from space.variant import Shape, SpaceError, check_shape
+from runs.safe import is_safe_name
+from space.variant import Problem, Shape, SpaceError, check_shape, variant_named
 
 SCHEMA = 1
+MAX_INT = 2**63
 
 T = TypeVar("T")
 
@@ -148,13 +150,25 @@ def _read(kind: Any, data: Any, where: str) -> Any:
 
 
 def _read_scalar(kind: Any, data: Any, where: str) -> Any:
+    if type(data) is int and abs(data) > MAX_INT:
+        raise CodecError(f"{where}: a number of {data.bit_length()} bits, 64 are read")
     if kind is float and type(data) is int:
         return float(data)
     if type(data) is not kind:  # exact: a bool is no int
         raise CodecError(f"{where}: {data!r} is not of type {kind.__name__}")
+    if kind is str and not _is_text(data):
+        raise CodecError(f"{where}: {data!a} is not text: half of a surrogate pair")
     if kind is float and not math.isfinite(data):
         raise CodecError(f"{where}: {data!r} is not finite")
     return data
+
+
+def _is_text(data: str) -> bool:
+    try:
+        data.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_enum(kind: type[StrEnum], data: Any, where: str) -> StrEnum:
@@ -258,9 +272,22 @@ def _check_finalist(finalist: Finalist) -> str | None:
 
 
 def _check_spec(spec: RunSpec) -> str | None:
+    for what, name in (("run id", spec.run_id), *(("sketch name", n) for n, _ in spec.sketches)):
+        if not is_safe_name(name):  # names of files, and shown in commands to be repeated
+            return f"{what} {name!a} is not of letters, digits, . _ - only"
     if spec.budget < 1:
         return f"budget {spec.budget} is not at least 1"
     return None if spec.shapes else "no shapes"
+
+
+def _check_problem(problem: Problem) -> str | None:
+    """A problem's key becomes part of file names."""
+    try:
+        variant_named(problem.variant)
+        check_shape(Shape(1, 1, 1, 1, 1, problem.head_dim, problem.head_dim_v))
+    except SpaceError as error:
+        return str(error)
+    return None
 
 
 def _check_shape(shape: Shape) -> str | None:
@@ -273,6 +300,7 @@ def _check_shape(shape: Shape) -> str | None:
 
 _CHECKS: dict[type[Any], Callable[[Any], str | None]] = {
     Shape: _check_shape,
+    Problem: _check_problem,
     Timing: _check_timing,
     Measured: _check_measured,
     Rejected: _check_rejected,

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from runs.errors import StoreError
-
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+from runs.safe import is_safe_name
 
 
 def safe_name(name: str, what: str) -> str:
     """Return `name` when it can be a file's name inside a run. Raises StoreError."""
-    if not _SAFE_NAME.fullmatch(name):
+    if not is_safe_name(name):
         raise StoreError(f"{what} {name!r} cannot be a file name: letters, digits, . _ - only")
     return name
 

@@ -76,6 +76,8 @@ def read_kernel(folder: Path) -> StoredKernel:
         raise StoreError(f"cannot read kernel {folder}: {error.strerror}") from None
     except (CodecError, UnicodeDecodeError) as error:
         raise StoreError(f"{folder / ABOUT} is damaged: {error}") from None
+    if about.key != folder.name:
+        raise StoreError(f"{folder / ABOUT} is damaged: it describes kernel {about.key[:80]!a}")
     if hashlib.sha256(image).hexdigest() != about.image_sha256:
         raise StoreError(f"{folder / IMAGE} is damaged: it is not the code that was judged")
     source = KernelSource(text, about.source_arch, about.launches, about.tensors, about.workspaces)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from llm_proposer.seeds import seeds
+from runs.errors import StoreError
 from runs.record import Broken, History, Rejected, RunSpec, TrialClass, TrialRecord
 from space.gpu import GpuSpec
 from space.legal import LegalPoints, legal_points
@@ -45,6 +46,13 @@ class Lane:
     def candidate(self, point: Point, origin: str) -> Candidate:
         """Return `point` as a candidate of this lane."""
         return Candidate(self.sketch, self.text, self.problem, point, origin)
+
+    def offers(self, point: Point) -> bool:
+        """Whether a point has the parameters of this lane's space, each with one of its choices."""
+        params = self.legal.space.params
+        values = point.as_dict()
+        known = len(point.items) == len(params) == len(values)
+        return known and all(values.get(p.name) in p.choices for p in params)
 
     def settle(self, record: TrialRecord) -> None:
         """Tell the sampler how a point ended; it must have been opened."""
@@ -88,10 +96,18 @@ def lanes_of(
 
 
 def replay(lanes: Sequence[Lane], history: History) -> None:
-    """Bring fresh lanes to where `history` left them."""
+    """Bring fresh lanes to where `history` left them.
+
+    Raises StoreError on a trial that cannot be one of this run.
+    """
     by_key = {(lane.sketch, lane.problem): lane for lane in lanes}
-    for record in history:
-        lane = by_key[record.sketch, record.problem]
+    for position, record in enumerate(history):
+        lane = by_key.get((record.sketch, record.problem))
+        if lane is None or not lane.offers(record.point) or record.index != position:
+            raise StoreError(
+                f"the journal's trial number {position} ({record.sketch[:80]!a}, "
+                f"{record.problem.key}, index {record.index}) is none of this run's space"
+            )
         if record.point.key not in lane.taken:
             lane.taken.add(record.point.key)
             lane.sampler.open(record.point)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from runs.files import safe_name
 from runs.record import (
     Basis,
     Finalist,
@@ -240,7 +241,8 @@ def _lanes(
 
 def _shortlist_of(notes: Sequence[Note], folder: Path) -> list[tuple[Problem, Point]]:
     """Return the best predicted points of the run that a note names, best of each problem first."""
-    named = [str(n.as_dict()["run"]) for n in notes if n.topic == "shortlist"]
+    said = [str(n.as_dict().get("run")) for n in notes if n.topic == "shortlist"]
+    named = [safe_name(run, "run id") for run in said]
     points: dict[tuple[Problem, str], tuple[Problem, Point]] = {}
     for name in named[:1]:
         parent = RunStore.open(folder / name)

@@ -13,6 +13,9 @@ from . import launch
 FORMAT, VERSION = "tltune-export", 1
 _FILE = re.compile(r"kernels/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _HEX = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_ARG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}(\.[bsh])?")
+_LENGTH = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}|[0-9]{1,9}")
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 
 
@@ -66,6 +69,8 @@ class KernelEntry(NamedTuple):
     def image(self) -> bytes:
         """Return the machine code. Raises ManifestError when it is not what was exported."""
         try:
+            if not self.cubin.is_file():  # a pipe would be waited for
+                raise ManifestError(f"cannot read {self.cubin}: no such file")
             data = self.cubin.read_bytes()
         except OSError as error:
             raise ManifestError(f"cannot read {self.cubin}: {error.strerror}") from None
@@ -96,7 +101,7 @@ def read(folder: Path) -> Manifest:
     path = folder / "manifest.json"
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ManifestError(f"cannot read {path}: {error}") from None
     try:
         return _manifest(folder, data)
@@ -161,9 +166,14 @@ def _kernel(folder: Path, name: str, body: dict[str, Any]) -> KernelEntry:
 
 
 def _file(folder: Path, name: str) -> Path:
+    """Return a file of kernels/: neither the name nor a link may lead out of the folder."""
     path = folder / name
-    if not _FILE.fullmatch(name) or path.resolve().parent != (folder / "kernels").resolve():
-        raise _Fault(f"file {name!r} is not in the folder's kernels/")
+    try:
+        inside = path.resolve().parent == folder.resolve() / "kernels"
+    except (OSError, RuntimeError):  # links that go round
+        inside = False
+    if not _FILE.fullmatch(name) or not inside:
+        raise _Fault(f"file {name!a} is not in the folder's kernels/")
     return path
 
 
@@ -171,11 +181,11 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
     grid = [_fields(x, "grid axis") for x in _list(body.get("grid"), "grid")]
     args = [_fields(x, "argument") for x in _list(body.get("args"), "args")]
     return launch.Launch(
-        _get(body, "entry", str),
+        _word(body, "entry", _NAME),
         _get(body, "threads", int, 1, 1024),
         _get(body, "smem_bytes", int, 0, 1 << 20),
-        tuple(launch.Axis(_get(x, "length", str), _get(x, "tile", int, 1)) for x in grid),
-        tuple(launch.Arg(_get(x, "kind", str), _get(x, "name", str), _box(x)) for x in args),
+        tuple(launch.Axis(_word(x, "length", _LENGTH), _get(x, "tile", int, 1)) for x in grid),
+        tuple(launch.Arg(_word(x, "kind", _NAME), _word(x, "name", _ARG), _box(x)) for x in args),
         _get(body, "persistent", int, 0, 64),
     )
 
@@ -189,9 +199,9 @@ def _box(argument: dict[str, Any]) -> tuple[int, int]:
 
 def _workspace(body: dict[str, Any]) -> Workspace:
     axes = _list(body.get("shape"), "workspace shape")
-    if not all(isinstance(a, str) for a in axes):
-        raise _Fault(f"workspace shape {axes!r}")
-    return Workspace(_get(body, "name", str), tuple(axes))
+    if not all(isinstance(a, str) and _LENGTH.fullmatch(a) for a in axes):
+        raise _Fault(f"workspace shape {axes!a}")
+    return Workspace(_word(body, "name", _NAME), tuple(axes))
 
 
 def _fields(value: Any, what: str) -> dict[str, Any]:
@@ -203,6 +213,14 @@ def _fields(value: Any, what: str) -> dict[str, Any]:
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         raise _Fault(f"{what} is not a list")
+    return value
+
+
+def _word(body: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    """Return a field that is a name of the given form."""
+    value: str = _get(body, name, str)
+    if not pattern.fullmatch(value):
+        raise _Fault(f"{name}: {value[:80]!a} is not a name")
     return value
 
 

@@ -32,7 +32,6 @@ CONSERVATIVE = {
     "integer_max": 0,
     "persistent": 0,
     "skip": 0,
-    "half_tiles": 0,
 }
 
 Row = Mapping[str, int]
@@ -171,9 +170,7 @@ def _for_causal(row: Row) -> Row:
     """A row for triangular work: uneven blocks are started longest first, over several heads."""
     if "overlap" not in row:
         return {**row, "head_group": 0}
-    wide = row["BM"] > 128
-    half = not wide and row["BN"] % 64 == 0  # two warpgroups: the first sees half of the last tile
-    return {**row, "persistent": 2, "head_group": 8, "skip": int(wide), "half_tiles": int(half)}
+    return {**row, "persistent": 2, "head_group": 16, "skip": int(row["BM"] > 128)}
 
 
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:
@@ -193,7 +190,6 @@ _CONCESSIONS = (
     "integer_max",
     "pingpong",
     "skip",
-    "half_tiles",
     "stages",
     "out_buffer",
     "q_in_registers",

@@ -33,14 +33,13 @@ HOPPER_PARAMS = (
     Param("persistent", (1, 0, 2), "0 a tile a block, 1 static, 2 dynamic tile scheduler"),
     Param("head_group", (0, 1, 2, 4, 8, 16, 32), "heads walked together, for the L2; 0 = all"),
     Param("skip", (0, 1), "a warpgroup passes over key tiles that none of its rows sees"),
-    Param("half_tiles", (0, 1), "a last key tile that is half hidden is computed by half"),
     Param("causal_longest_first", (1, 0), "row blocks with most keys start first"),
 )
 
 
 def hopper_space(problem: Problem) -> Space:
     """Return the search space of `problem` on the Hopper back end."""
-    only_causal = ("skip", "causal_longest_first", "half_tiles")
+    only_causal = ("skip", "causal_longest_first")
     return Space(
         tuple(
             Param(p.name, (0,), p.meaning) if p.name in only_causal and not problem.causal else p
@@ -102,8 +101,6 @@ def _out_over_rows(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     if point["consumer_warpgroups"] == 1 and (point["pingpong"] or point["skip"]):
         return "pingpong and skip are for more than one consumer warpgroup"
-    if point.get("half_tiles", 0) and (point["BN"] % 32 or not point["overlap"]):
-        return f"half tiles need overlap and an even number of 16-key steps, BN={point['BN']}"
     if point["integer_max"] and not point["rescale_threshold"]:
         return "integer_max needs a rescale threshold"
     if point["q_stages"] > 1 and not point["persistent"]:

@@ -30,7 +30,6 @@ DECISIVE = frozenset(
         "overlap",
         "pingpong",
         "skip",
-        "half_tiles",
         "integer_max",
         "rescale_threshold",
         "persistent",

@@ -7,15 +7,13 @@ order, a ring's slot and phase are functions of one running count, and every con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 
 from codegen.cute.copies import Source
 from codegen.cute.emit import tile_position
 from codegen.cute.plan import Buffer, LoopPlan
 from codegen.cute.sm90_plan import Ring, Sm90Plan
-from codegen.cute.statements import Statements, comment, visible
+from codegen.cute.statements import Statements, comment
 from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
 from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, define_product, product_name
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
@@ -104,7 +102,6 @@ class _Emitter:
     def __init__(self, plan: Sm90Plan) -> None:
         self.plan, self.out = plan, Writer()
         self.statements = _Wgmma(plan.base, _NoCopies(), self.out)
-        self.columns = plan.loop.columns  #: keys of a tile that are computed, see `_narrowed`
         self.row_ring = next(r for r in plan.rings if r.per_tile)
         gemms = [s for s in (*plan.front, *plan.back) if isinstance(s, ast.Gemm)]
         self.front_gemm, self.back_gemm = gemms
@@ -130,8 +127,6 @@ class _Emitter:
         out.lines(WGMMA_PRELUDE)
         dtype = base.problem.dtype
         define_product(out, dtype, self.k.rows, False, b_rows=False)
-        if plan.half_tiles:
-            define_product(out, dtype, self.k.rows // 2, False, b_rows=False)
         define_product(out, dtype, self._out_columns(), True, b_rows=True)
         out.line()
         self._kernel()
@@ -357,21 +352,13 @@ class _Emitter:
             self._release(self.k)
             self._front(None)
             self._reshape(declare=False)
-            end = hi
-            if self.plan.half_tiles:
-                self._declare_half(hi)
-                end = f"{hi} - half"
             out.line("#pragma unroll 1")
-            with out.block(f"for (++{var}; {var} < {end}; ++{var})"):
+            with out.block(f"for (++{var}; {var} < {hi}; ++{var})"):
                 self._next_tile()
-            if self.plan.half_tiles:
-                with out.block(f"if ({var} < {hi})"), self._narrowed():
-                    self._next_tile()
-                    self._last_product()
-                with out.block("else"):
-                    self._last_product()
-            else:
-                self._last_product()
+            self._accumulate()
+            self._release_rows()
+            self._drain(0, self.back_gemm.out)
+            self._release(self.v)
         with out.block("else"):
             self._release_rows()
 
@@ -389,32 +376,6 @@ class _Emitter:
 
         self._front(drain)
         self._reshape(declare=False)
-
-    def _last_product(self) -> None:
-        self._accumulate()
-        self._release_rows()
-        self._drain(0, self.back_gemm.out)
-        self._release(self.v)
-
-    def _declare_half(self, hi: str) -> None:
-        """Declare `half`: this warpgroup's rows see at most half of its last tile's keys."""
-        masks, columns = self.plan.loop.masks, self.plan.loop.columns
-        _, keys, _ = visible(masks, "own_row0", WARPGROUP_ROWS, columns)
-        self.out.line(f"bool const half = {keys} <= ({hi} - 1) * {columns} + {columns // 2};")
-
-    @contextmanager
-    def _narrowed(self) -> Iterator[None]:
-        """Compute only the first half of a tile's keys in what is written meanwhile."""
-        wide = self.statements, self.columns
-        scores = self.front_gemm.out
-        base = self.plan.base
-        fragments = tuple(
-            (n, replace(f, columns=f.columns // 2) if n == scores else f) for n, f in base.fragments
-        )
-        self.columns //= 2
-        self.statements = _Wgmma(replace(base, fragments=fragments), _NoCopies(), self.out)
-        yield
-        self.statements, self.columns = wide
 
     def _release_rows(self) -> None:
         """The row tile is read no more: its products have been waited for."""
@@ -478,7 +439,7 @@ class _Emitter:
                 f"{k.name}_count % {k.stages} * {k.stage_bytes}, 16);"
             )
             out.line("warpgroup_fence();")
-            name = product_name(self.columns, False, False)
+            name = product_name(k.rows, False, False)
             with out.unrolled("k", -(-k.columns // STEP)):
                 out.line("int const panel = k / 4, within = k % 4 * 32;")
                 out.line(
@@ -499,7 +460,7 @@ class _Emitter:
             )
             out.line("warpgroup_fence();")
             name = product_name(self._out_columns(), True, True)
-            with out.unrolled("k", self.columns // STEP):
+            with out.unrolled("k", v.rows // STEP):
                 out.line(
                     f"{name}({stmt.out}, {stmt.a.name}_a[0][k], b + k * {2 * CORE_BYTES // 16}, 1);"
                 )

@@ -92,7 +92,6 @@ class Sm90Plan:
     overlap: bool
     pingpong: bool
     scheduler: int  #: 0 one tile a block, 1 static persistent, 2 dynamic persistent
-    half_tiles: bool  #: a last tile of which half is hidden is computed by half
     skip: bool  #: a warpgroup passes over key tiles that none of its rows sees
     out_offset: int
     out_panel_bytes: int  #: from one 64-column panel of the output buffer to the next
@@ -202,7 +201,6 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         overlap=overlap,
         pingpong=bool(program.param("pingpong", 0)) and consumers > 1,
         scheduler=program.param("persistent", 1),
-        half_tiles=bool(program.param("half_tiles", 0)) and overlap and loop.columns % 32 == 0,
         skip=skip and consumers > 1,
         out_offset=out_offset,
         out_panel_bytes=row_ring.panel_bytes if out_in_rows else rows * ROW_BYTES,

@@ -64,7 +64,7 @@ def _fold(function: str, terms: list[str]) -> str:
     return text
 
 
-def visible(
+def _visible(
     masks: tuple[MaskPlan, ...], row0: str, rows: int, columns: int
 ) -> tuple[str, str, str]:
     """C++ for a row block's first tile, its end of keys, and the end of keys all its rows see."""
@@ -145,7 +145,7 @@ class Statements:
             out.line(f"int const {var}_lo{suffix} = {cxx(loop.lo, self.environment, bound=True)};")
             out.line(f"int const {var}_hi{suffix} = {cxx(loop.hi, self.environment, bound=True)};")
             return
-        low, keys, whole = visible(loop.masks, row0, rows, loop.columns)
+        low, keys, whole = _visible(loop.masks, row0, rows, loop.columns)
         if loop.hi == ast.Name("split_end"):
             out.line(f"int const tiles = ceil_div({keys}, {loop.columns});")
             out.line("int const tiles_per_split = ceil_div(tiles, splits);")

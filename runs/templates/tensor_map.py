@@ -39,7 +39,8 @@ class Encoder:
         the columns and rows of one copy, swizzled by 128 bytes.
         """
         b, s, h, columns = sizes
-        extents = (ctypes.c_uint64 * 4)(columns, s, h, b)
+        # an axis of no length is described as one: a kernel has no tile to read of it
+        extents = (ctypes.c_uint64 * 4)(*(max(n, 1) for n in (columns, s, h, b)))
         steps = (ctypes.c_uint64 * 3)(
             *(_step(n, strides[axis]) for n, axis in ((s, 1), (h, 2), (b, 0)))
         )

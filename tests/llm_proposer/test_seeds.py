@@ -48,7 +48,7 @@ def test_causal_seeds_start_the_longest_blocks_over_several_heads() -> None:
         p = problem(128, 128, causal)
         first = seeds(p, gpu, space_for(p, gpu))[0]
         assert first["persistent"] == (2 if causal else 1)
-        assert first["head_group"] == (8 if causal else 1)
+        assert first["head_group"] == (16 if causal else 1)
 
 
 def test_seeds_are_distinct_and_the_same_each_time() -> None:

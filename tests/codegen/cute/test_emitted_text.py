@@ -112,6 +112,6 @@ def test_planned_shared_memory_is_what_the_space_predicts(
 
 
 def test_names_that_c_plus_plus_or_the_frame_uses_are_changed() -> None:
-    text = programs()["explicit_softmax"].replace("alpha", "float").replace("l_cur", "S_max")
+    text = programs()["explicit_softmax"].replace("alpha", "row").replace("l_cur", "S_max")
     source = emitted(text.replace("Compute Exp P", "Compute Exp2 P"), mha(), "a100")
-    assert "float float_[" in source.text and "float float[" not in source.text
+    assert "float row_[" in source.text and "float row[" not in source.text

@@ -1,5 +1,5 @@
 // mha-bf16-d128-causal for sm_90a
-// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 head_group=8 integer_max=1 out_buffer=1 overlap=1 persistent=2 pingpong=1 q_stages=2 rescale_threshold=8 skip=0 stages=2
+// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 head_group=16 integer_max=1 out_buffer=1 overlap=1 persistent=2 pingpong=1 q_stages=2 rescale_threshold=8 skip=0 stages=2
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -119,7 +119,8 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t p
 }
 
 // d (+)= a.b, 64 x 128 x 16; keep = 0 starts from zero
-__device__ __forceinline__ void wgmma_64x128x16_ss(float (&d)[1][16][4], uint64_t a, uint64_t b, int keep) {
+template <int N>  // d may be wider: its first 128 columns are used
+__device__ __forceinline__ void wgmma_64x128x16_ss(float (&d)[1][N][4], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %66, 0;"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -137,7 +138,8 @@ __device__ __forceinline__ void wgmma_64x128x16_ss(float (&d)[1][16][4], uint64_
 }
 
 // d (+)= a.b, 64 x 128 x 16; keep = 0 starts from zero
-__device__ __forceinline__ void wgmma_64x128x16_rs_rows(float (&d)[1][16][4], uint32_t const (&a)[4], uint64_t b, int keep) {
+template <int N>  // d may be wider: its first 128 columns are used
+__device__ __forceinline__ void wgmma_64x128x16_rs_rows(float (&d)[1][N][4], uint32_t const (&a)[4], uint64_t b, int keep) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %69, 0;"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -203,8 +205,8 @@ forward(
       int tile = blockIdx.x;
       #pragma unroll 1
       while (tile < tiles) {
-        int const first = tile / (8 * row_blocks) * 8;
-        int const width = min(8, planes - first);
+        int const first = tile / (16 * row_blocks) * 16;
+        int const width = min(16, planes - first);
         int const within = tile - first * row_blocks;
         int const row = within / width, plane = first + within % width;
         int const block_idx = row_blocks - 1 - row;
@@ -289,8 +291,8 @@ forward(
     int tile = blockIdx.x;
     #pragma unroll 1
     while (tile < tiles) {
-      int const first = tile / (8 * row_blocks) * 8;
-      int const width = min(8, planes - first);
+      int const first = tile / (16 * row_blocks) * 16;
+      int const width = min(16, planes - first);
       int const within = tile - first * row_blocks;
       int const row = within / width, plane = first + within % width;
       int const block_idx = row_blocks - 1 - row;

@@ -122,7 +122,8 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t p
 }
 
 // d (+)= a.b, 64 x 64 x 16; keep = 0 starts from zero
-__device__ __forceinline__ void wgmma_64x64x16_ss(float (&d)[1][8][4], uint64_t a, uint64_t b, int keep) {
+template <int N>  // d may be wider: its first 64 columns are used
+__device__ __forceinline__ void wgmma_64x64x16_ss(float (&d)[1][N][4], uint64_t a, uint64_t b, int keep) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %34, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
@@ -136,7 +137,8 @@ __device__ __forceinline__ void wgmma_64x64x16_ss(float (&d)[1][8][4], uint64_t 
 }
 
 // d (+)= a.b, 64 x 64 x 16; keep = 0 starts from zero
-__device__ __forceinline__ void wgmma_64x64x16_rs_rows(float (&d)[1][8][4], uint32_t const (&a)[4], uint64_t b, int keep) {
+template <int N>  // d may be wider: its first 64 columns are used
+__device__ __forceinline__ void wgmma_64x64x16_rs_rows(float (&d)[1][N][4], uint32_t const (&a)[4], uint64_t b, int keep) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %37, 0;"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "

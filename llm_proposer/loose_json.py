@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from typing import Any
 
 _COMMA = re.compile(r",(\s*[\]}])")
 _COMMENT = re.compile(r"(?m)^\s*(?://|#).*$|(?<=[,{\[\]}0-9])\s*//.*$")
+_SPELLED = {"True": "true", "False": "false", "None": "null"}
+_PYTHON = re.compile(r"\b(?:True|False|None)\b")
 _WRAPPERS = ("params", "parameters", "config", "configuration", "changes", "values", "point")
 _MAX_OBJECTS = 1000
 
@@ -36,19 +37,20 @@ def _whole(text: str) -> Any:
 
 
 def _loads(text: str) -> Any:
-    """Parse JSON with trailing commas and comments, or a Python literal; None when it is neither.
+    """Parse JSON, trailing commas, comments and Python's spelling forgiven; None when it is none.
 
     Of an object that names a key twice the last value counts, as everywhere.
     """
-    for candidate in (text, _COMMA.sub(r"\1", _COMMENT.sub("", text))):
+    tidy = _COMMA.sub(r"\1", _COMMENT.sub("", text))
+    candidates = [text, tidy]
+    if '"' not in text:
+        candidates.append(_PYTHON.sub(lambda m: _SPELLED[m.group()], tidy).replace("'", '"'))
+    for candidate in candidates:
         try:
             return json.loads(candidate)
         except (ValueError, RecursionError):
             continue
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return None
+    return None
 
 
 def _listed(value: Any) -> Iterator[dict[str, Any]]:

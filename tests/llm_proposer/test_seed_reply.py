@@ -153,6 +153,7 @@ def test_a_reply_without_proposals_says_so(text: str) -> None:
         ('{"peel": true, "why": "w"}', {"peel": 1}),
         ('{"peel": "on"}', {"peel": 1}),
         ('{"bn": 32}', {"BN": 32}),
+        ("{'BN': 32, 'peel': True, 'stages': None}", {"BN": 32, "peel": 1}),
         ('{"BLOCK_N": 32, "num_stages": 2}', {"BN": 32, "stages": 2}),
         ('{"epilogue": "direct"}', {"epilogue_smem": 0}),
         ('{"BN": 32, "cluster": 1, "kv_splits": 1, "pack_gqa": false}', {"BN": 32}),

@@ -35,7 +35,7 @@ class Prompt:
     user: str
     schema: str = ""
     sample: int = 0
-    max_output_tokens: int = 8192
+    max_output_tokens: int = 16384
     about: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @property

@@ -33,7 +33,6 @@ RULES = {
 _NEEDS = {
     "pingpong": "pingpong = 1 needs consumer_warpgroups > 1",
     "skip": "skip = 1 needs consumer_warpgroups > 1",
-    "half_tiles": "half_tiles = 1 needs overlap = 1 and BN a multiple of 32",
     "integer_max": "integer_max = 1 needs rescale_threshold > 0",
     "q_stages": "q_stages = 2 needs persistent > 0",
 }

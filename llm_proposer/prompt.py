@@ -148,7 +148,6 @@ def seeds_prompt(question: Question) -> Prompt:
         "\n\n".join(parts),
         schema=json.dumps(seeds_schema(subject.space)),
         sample=question.sample,
-        max_output_tokens=4096,
         about=(
             ("sketch", subject.sketch),
             ("problem", subject.problem.key),

@@ -12,15 +12,19 @@ from llm_proposer.errors import BadReply, Refused
 def body_of(
     prompt: Prompt, model: str, *, structured: bool = True, limit: str = "max_completion_tokens"
 ) -> dict[str, Any]:
-    """Return the request body. `limit` is what the endpoint calls the limit on the output."""
+    """Return the request body.
+
+    `limit` is what the endpoint calls the limit on the output, empty to send none.
+    """
     body: dict[str, Any] = {
         "model": model,
         "messages": [
             {"role": "system", "content": prompt.system},
             {"role": "user", "content": prompt.user},
         ],
-        limit: prompt.max_output_tokens,
     }
+    if limit:
+        body[limit] = prompt.max_output_tokens
     if prompt.schema and structured:
         schema = {"name": prompt.kind.value, "strict": True, "schema": json.loads(prompt.schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -25,6 +25,8 @@ from llm_proposer.redact import redacted
 TIMEOUT_S = 300.0
 _PAUSED = (408, 409, 425)  #: statuses below 500 that pass by themselves
 _UNSUPPORTED = (501, 505)  #: statuses from 500 on that stay
+#: what endpoints call the limit on the output, newest first; last comes to send none
+_LIMITS = ("max_completion_tokens", "max_tokens", "")
 _SPENT = ("insufficient_quota", "billing_hard_limit_reached")
 NO_KEY = "none"  #: what a local server gets that asks for no key
 
@@ -64,8 +66,8 @@ class OpenAIClient:
     def _give_up_a_field(self, prompt: Prompt, error: BadRequest) -> bool:
         """Change the next request when this one was refused for what not every endpoint has."""
         said = error.text.lower()
-        if self.limit != "max_tokens" and "max_completion_tokens" in said:
-            self.limit = "max_tokens"
+        if self.limit and any(word in said for word in (self.limit, "context length")):
+            self.limit = _LIMITS[_LIMITS.index(self.limit) + 1]
             return True
         names_schema = any(w in said for w in ("response_format", "json_schema", "structured"))
         if self.structured and prompt.schema and names_schema:

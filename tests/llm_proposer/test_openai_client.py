@@ -88,6 +88,16 @@ def test_an_endpoint_with_the_old_name_of_the_limit_gets_it(server: Server) -> N
     assert "max_completion_tokens" not in server.requests[1]
 
 
+def test_a_limit_past_the_models_context_is_left_out(server: Server) -> None:
+    server.script = [
+        failure(400, "max_completion_tokens is too large: 16384"),
+        failure(400, "This model's maximum context length is 8192 tokens"),
+        completion("x"),
+    ]
+    assert client(server).complete(PROMPT).text == "x"
+    assert not {"max_tokens", "max_completion_tokens"} & set(server.requests[2])
+
+
 def test_a_time_out_may_pass(server: Server) -> None:
     error = error_of(server, replace(completion("late"), delay_s=5.0), timeout_s=0.2)
     assert isinstance(error, Unreachable) and error.retryable

@@ -1,0 +1,141 @@
+"""Requests for publication, and the custom variants that they ask for."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from codegen.tl.bind import bind
+from codegen.tl.checker import check
+from codegen.tl.interpreter import run
+from codegen.tl.parser import parse
+from llm_proposer import builtin
+from llm_proposer.client import Kind
+from llm_proposer.customs import CUSTOMS, Custom
+from llm_proposer.errors import Pending
+from llm_proposer.prompt import Task, sketch_prompt
+from llm_proposer.providers import batch
+from llm_proposer.requests import main, requests, write
+from space.gpu import GPUS
+from space.params import Point
+from space.variant import DType, Problem, paper_shapes, variant_named
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "runs" / "published" / "requests"
+
+
+def requested(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(x) for x in (folder / "requests-0001.jsonl").read_text().splitlines()]
+
+
+def test_every_variant_is_asked_about_in_every_way_on_both_cards() -> None:
+    found = Counter((r.variant, r.gpu, r.prompt.kind) for r in requests())
+    for variant in ("mha", "gqa", "mla", *CUSTOMS):
+        for gpu in ("h200", "l40s"):
+            for kind in (Kind.SKETCH, Kind.CODE, Kind.ONE_STEP, Kind.SEEDS):
+                assert found[variant, gpu, kind] >= 1, (variant, gpu, kind)
+    assert set(CUSTOMS) == {"softcap", "sliding-window", "alibi", "sigmoid", "sink-tokens"}
+
+
+def test_the_same_requests_are_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name, "m", ["l40s"])
+    for file in ("requests-0001.jsonl", "index.tsv"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_each_request_is_written_once_under_its_own_name(tmp_path: Path) -> None:
+    count = write(tmp_path, "some-model")
+    lines = requested(tmp_path)
+    assert len({x["custom_id"] for x in lines}) == len(lines) == count
+    assert {x["body"]["model"] for x in lines} == {"some-model"}  # type: ignore[index]
+    rows = [r.split("\t") for r in (tmp_path / "index.tsv").read_text().splitlines()[1:]]
+    assert [r[0] for r in rows] == [x["custom_id"] for x in lines]
+
+
+def test_what_a_run_asks_first_is_among_them(tmp_path: Path) -> None:
+    write(tmp_path, "m", ["l40s"])
+    before = (tmp_path / "requests-0001.jsonl").read_bytes()
+    shapes = tuple(s for c in (False, True) for s in paper_shapes(variant_named("mla"), c))
+    task = Task(Problem("mla", DType.BF16, 192, 128, True), GPUS["l40s"], shapes)
+    with pytest.raises(Pending):
+        batch.connect(str(tmp_path), "m").complete(sketch_prompt(task))
+    assert [p.name for p in tmp_path.glob("*.jsonl")] == ["requests-0001.jsonl"]
+    assert (tmp_path / "requests-0001.jsonl").read_bytes() == before
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llm_proposer.requests", "--out", str(tmp_path), "--gpu", "t4"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"{len(requested(tmp_path))} requests in ")
+    (tmp_path / "file").write_text("")
+    assert main(["--out", str(tmp_path / "file" / "x")]) == 2
+    assert capsys.readouterr().err.startswith("cannot write to ")
+
+
+def test_the_published_requests_are_whole() -> None:
+    lines = requested(PUBLISHED)
+    rows = [r.split("\t") for r in (PUBLISHED / "index.tsv").read_text().splitlines()[1:]]
+    assert [r[0] for r in rows] == [x["custom_id"] for x in lines]
+    kinds = {k.value for k in (Kind.SKETCH, Kind.CODE, Kind.ONE_STEP, Kind.SEEDS)}
+    for variant in ("mha", "gqa", "mla", *CUSTOMS):
+        assert {r[1] for r in rows if r[2] == variant} == kinds
+
+
+# ---- the custom variants are what they say -------------------------------------------------------
+
+
+def reference(custom: Custom) -> object:
+    scope: dict[str, object] = {"torch": torch, "math": math}
+    exec(custom.reference, scope)  # our own text, in a test
+    return next(v for k, v in scope.items() if k.endswith("_attention"))
+
+
+def bias(custom: Custom, batch_size: int, heads: int, m: int, n: int) -> np.ndarray:
+    """The bias tensor B [batch, rows, heads, keys] that the words of a variant describe."""
+    row, column = np.arange(m)[:, None] + n - m, np.arange(n)[None, :]
+    if custom.name == "alibi":
+        slope = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
+        added = -slope[:, None, None] * (row - column)
+    else:
+        visible = (column <= row) & ((column >= row - 1023) | (column < 4))
+        added = np.broadcast_to(np.where(visible, 0.0, -np.inf), (heads, m, n))
+    return np.broadcast_to(added, (batch_size, heads, m, n)).transpose(0, 2, 1, 3).copy()
+
+
+@pytest.mark.parametrize("custom", CUSTOMS.values(), ids=lambda c: c.name)
+@pytest.mark.parametrize(("m", "n"), [(70, 90), (40, 1100)])
+def test_sketch_and_reference_agree(custom: Custom, m: int, n: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, length, 2, 16, dtype=torch.float64, generator=generator)
+        for length in (m, n, n)
+    )
+    expected = reference(custom)(q, k, v).numpy()  # type: ignore[operator]
+    problem = Problem("mha", DType.FP16, 16, 16, custom.causal)
+    sketch = parse(custom.sketch)
+    assert check(sketch, problem) == ()
+    program = bind(sketch, problem, Point.of({"BM": 32, "BN": 32}))
+    tensors = {"Q": q.numpy(), "K": k.numpy(), "V": v.numpy()}
+    if "bias(B)" in custom.sketch:
+        tensors["B"] = bias(custom, 2, 2, m, n)
+    scalars = {"scale": 0.25, "b": -math.log(n)}
+    found = run(program, tensors, scalars, DType.FP16, exact=True)["O"]
+    np.testing.assert_allclose(found, expected, atol=1e-11)
+
+
+def test_the_builtin_sketches_stand_in_the_code_requests() -> None:
+    texts = [r.prompt.user for r in requests(["h200"]) if r.prompt.kind is Kind.CODE]
+    assert any(builtin.sketches("mla", True)["forward"].strip() in t for t in texts)
+    for custom in CUSTOMS.values():
+        assert any(custom.sketch.strip() in t and custom.reference.strip() in t for t in texts)

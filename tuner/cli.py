@@ -164,6 +164,24 @@ def export(
     typer.echo(f"{len(manifest['kernels'])} kernels for {len(manifest['shapes'])} shapes in {out}")
 
 
+@app.command()
+def verify(
+    target: Annotated[Path, typer.Argument(help="A run folder or an exported folder.")],
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the problems from this; default: a new one.")
+    ] = None,
+    sanitizer: Annotated[
+        str, typer.Option(help="auto, yes or no: compute-sanitizer over each kernel.")
+    ] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Judge the kernels of a run or an exported folder again, on problems that no search saw."""
+    from tuner.commands.verify import run_verify
+
+    if not run_verify(target, seed, sanitizer, json, typer.echo):
+        raise typer.Exit(1)
+
+
 def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> int:
     """Run `tune` and return its exit code. Tests inject a `machine`."""
     args = list(sys.argv[1:] if argv is None else argv)

@@ -16,6 +16,11 @@ from tuner.evaluate.inputs import Check, Data, Layout
 HEADS = {"mha": (3, 3), "gqa": (6, 2), "mqa": (5, 1), "mla": (3, 3)}
 HIDDEN_LAYOUTS = (Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED)
 HIDDEN_DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE)
+#: (query heads, KV heads) that a kernel of any variant serves: sharing is a run-time number
+RATIOS = ((3, 3), (6, 2), (5, 1), (7, 7), (12, 3), (16, 1), (14, 2))
+VERIFY_LAYOUTS = (*HIDDEN_LAYOUTS, Layout.ROWS_FIRST, Layout.SECOND_ROW)
+VERIFY_DATA = (*HIDDEN_DATA, Data.SENTINEL, Data.SCORES_OVERFLOW, Data.NAN_QUERIES)
+VERIFY_HIDDEN, VERIFY_SCORES = 12, 1 << 29
 
 
 def small_shape(problem: Problem, batch: int, seqlen_q: int, seqlen_k: int) -> Shape:
@@ -82,6 +87,34 @@ def neighbour_checks(
             name = f"one past a tuned shape: Sq={rows} Sk={k + 1}"
             found.append(Check(name, small_shape(problem, 1, rows, k + 1), seed=q + k))
     return tuple(found)
+
+
+def verify_checks(problem: Problem, shapes: Sequence[Shape], seed: int) -> tuple[Check, ...]:
+    """The problems of `tune verify`: those of a trial, and more drawn from `seed`.
+
+    Every ratio of heads, layout and kind of data occurs; so do one row, more queries than keys
+    and the neighbours of the tuned shapes.
+    """
+    rng = random.Random(f"verify {problem.key} {seed}")
+    drawn = []
+    for n in range(max(len(RATIOS), len(VERIFY_LAYOUTS), len(VERIFY_DATA))):
+        heads, kv_heads = RATIOS[n % len(RATIOS)]
+        q, k = ((1, rng.randint(1, 900)), (rng.randint(65, 400), rng.randint(1, 64)))[n % 2]
+        if n >= 2:
+            q, k = rng.randint(1, 400), rng.randint(1, 900)
+        shape = Shape(
+            rng.randint(1, 3), heads, kv_heads, q, k, problem.head_dim, problem.head_dim_v,
+            problem.causal,
+        )  # fmt: skip
+        layout, data = VERIFY_LAYOUTS[n % len(VERIFY_LAYOUTS)], VERIFY_DATA[n % len(VERIFY_DATA)]
+        name = f"hidden: Hq={heads} Hkv={kv_heads} Sq={q} Sk={k}, {layout}, {data}"
+        drawn.append(Check(name, shape, data, layout, seed=rng.getrandbits(31)))
+    return (
+        *trial_checks(problem),
+        *neighbour_checks(problem, shapes, VERIFY_SCORES),
+        *hidden_checks(problem, seed, VERIFY_HIDDEN),
+        *drawn,
+    )
 
 
 def canary_checks(problem: Problem) -> Iterator[Check]:

@@ -44,7 +44,7 @@ class Coefficients:
     alu_per_mask: float = 3.0  #: more of them where the mask is compared
     alu_per_rescale: float = 1.0  #: for each element of O at each rescale
     rescale_rate: float = 0.05  #: share of steps that rescale once a threshold is set
-    serial_share: float = 0.25  #: of the units' time that does not overlap with one warp a scheduler
+    serial_share: float = 0.25  #: of the units' time, not overlapped with one warp a scheduler
     step_latency_us: float = 0.25  #: barrier and copy latency of one step, one stage, one block
     block_latency_us: float = 4.0  #: prologue and epilogue of a block
     persistent_share: float = 0.45  #: of it that is left when blocks persist

@@ -1,0 +1,32 @@
+"""The judgement of `tune verify`: more problems than any trial or final was given, none seen."""
+
+from __future__ import annotations
+
+from runs.record import Rejected
+from space.variant import Problem, Shape
+from tuner.evaluate.checks import verify_checks
+from tuner.evaluate.judge import Judge, ask
+from tuner.evaluate.launch import Prepare
+from tuner.subjects import Verified
+
+
+def examine(
+    judge: Judge, prepare: Prepare, problem: Problem, shapes: tuple[Shape, ...], seed: int
+) -> Verified | Rejected:
+    """Judge a kernel on problems drawn from `seed`, and on its own shapes with hidden data.
+
+    Device faults are raised.
+    """
+    checks = verify_checks(problem, shapes, seed)
+    worst = judge.check(prepare, problem, checks)
+    if isinstance(worst, Rejected):
+        return worst
+    arena = judge.arena(shapes, problem.dtype, seed)
+    for shape in shapes:
+        bay = arena.bay(shape)
+        for data_set in range(len(bay.exams)):
+            verdict = ask(prepare, bay, data_set)
+            if isinstance(verdict, Rejected):
+                return verdict
+            worst = max(worst, verdict)
+    return Verified(len(checks) + 2 * len(shapes), worst)

@@ -1,0 +1,122 @@
+"""What `tune verify` judges: the chosen kernels of a run, or all kernels of an exported folder.
+
+A folder is data here, also an exported one: its Python files are compared, never imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runs.export import FILES, TEMPLATES, winners_of
+from runs.store import RunStore
+from runs.templates import manifest as manifests
+from space.variant import Problem, Shape, dtype_named
+from tuner.errors import NothingFound, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One kernel on disk and the shapes it was chosen for."""
+
+    name: str
+    gpu: str
+    problem: Problem
+    shapes: tuple[Shape, ...]
+    folder: Path
+    #: the cubin's key in a run, the kernel's name in an exported folder
+    kernel: str
+    exported: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A kernel that is right: on how many problems, and its worst error over plain attention's."""
+
+    problems: int
+    error_ratio: float
+
+
+def subjects_of(target: Path) -> tuple[Subject, ...]:
+    """Return the kernels of a run or an exported folder, read and checked once.
+
+    Raises UsageError, NothingFound, or StoreError when a run is damaged.
+    """
+    if (target / "spec.json").is_file():
+        found = _of_run(target)
+    elif (target / "manifest.json").is_file():
+        found = _of_export(target)
+    else:
+        raise UsageError(
+            f"{target} is neither a run (spec.json) nor an exported folder (manifest.json)"
+        )
+    if not found:
+        raise NothingFound(f"no right kernel in {target}")
+    return found
+
+
+def _of_run(folder: Path) -> tuple[Subject, ...]:
+    store = RunStore.open(folder)
+    winners = winners_of(store, store.replay())
+    found = []
+    for index in dict.fromkeys(w.record.index for w in winners):
+        mine = [w for w in winners if w.record.index == index]
+        record = mine[0].record
+        store.kernel(record.cubin_key)  # a damaged one is refused here, with its reason
+        found.append(
+            Subject(
+                f"{record.problem.key} trial {index}", store.spec.gpu, record.problem,
+                tuple(w.shape for w in mine), folder, record.cubin_key, exported=False,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _of_export(folder: Path) -> tuple[Subject, ...]:
+    try:
+        manifest = manifests.read(folder)
+        for entry in manifest.kernels.values():
+            entry.image()
+    except manifests.ManifestError as error:
+        raise UsageError(str(error)) from None
+    found = []
+    for name in manifest.kernels:
+        keys = [key for key, kernel in manifest.shapes.items() if kernel == name]
+        for kind in dict.fromkeys((k.dtype, k.causal, k.gpu) for k in keys):
+            mine = [k for k in keys if (k.dtype, k.causal, k.gpu) == kind]
+            shapes = tuple(_shape(k) for k in mine)
+            problem = Problem(
+                _variant(shapes), dtype_named(kind[0]), shapes[0].head_dim, shapes[0].head_dim_v,
+                kind[1],
+            )  # fmt: skip
+            found.append(Subject(name, kind[2], problem, shapes, folder, name, exported=True))
+    return tuple(found)
+
+
+def _shape(key: manifests.ShapeKey) -> Shape:
+    return Shape(*key[:7], causal=key.causal)
+
+
+def _variant(shapes: Iterable[Shape]) -> str:
+    """How heads are shared: what the small problems of the judge take their heads from."""
+    ratios = {(s.heads == s.kv_heads, s.kv_heads == 1) for s in shapes}
+    if ratios <= {(True, False), (True, True)}:
+        return "mha"
+    return "mqa" if ratios == {(False, True)} else "gqa"
+
+
+def strange_files(target: Path) -> tuple[str, ...]:
+    """Return the names of an exported folder's Python files that this version would not write."""
+    if not (target / "manifest.json").is_file():
+        return ()
+    return tuple(
+        name for template, name in FILES.items() if not _same(target / name, TEMPLATES / template)
+    )
+
+
+def _same(file: Path, template: Path) -> bool:
+    try:
+        return file.read_bytes() == template.read_bytes()
+    except OSError:
+        return False

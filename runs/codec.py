@@ -32,6 +32,7 @@ from runs.record import (
     TrialRecord,
 )
 from runs.safe import is_safe_name
+from space.constraints import Backend
 from space.variant import Problem, Shape, SpaceError, check_shape, variant_named
 
 SCHEMA = 1
@@ -275,6 +276,8 @@ def _check_spec(spec: RunSpec) -> str | None:
     for what, name in (("run id", spec.run_id), *(("sketch name", n) for n, _ in spec.sketches)):
         if not is_safe_name(name):  # names of files, and shown in commands to be repeated
             return f"{what} {name!a} is not of letters, digits, . _ - only"
+    if spec.backend not in tuple(Backend):
+        return f"backend {spec.backend!a} is not one of {', '.join(Backend)}"
     if spec.budget < 1:
         return f"budget {spec.budget} is not at least 1"
     return None if spec.shapes else "no shapes"

@@ -245,7 +245,7 @@ def _refuse_foreign(out: Path) -> None:
 def _is_export(folder: Path) -> bool:
     try:
         head = json.loads((folder / "manifest.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(head, dict) and head.get("format") == FORMAT
 

@@ -130,8 +130,19 @@ def _blank_block_comments(text: str) -> str:
 
 
 def raw_lines(text: str) -> list[str]:
-    """Return the lines of a text, each cut one character past the longest that is read."""
-    return [line[: MAX_LINE + 1] for line in text.split("\n")]
+    """Return the lines of a text, each cut one character past the longest that is read.
+
+    Odd white space becomes blanks and control characters U+FFFD: diagnostics quote the text, on
+    terminals too.
+    """
+    return [_printable(line[: MAX_LINE + 1]) for line in text.split("\n")]
+
+
+def _printable(line: str) -> str:
+    if line.isprintable():
+        return line
+    shown = (c if c.isprintable() or c == "\t" else " " if c.isspace() else "\ufffd" for c in line)
+    return "".join(shown)
 
 
 def source_lines(text: str) -> tuple[Line, ...]:

@@ -167,14 +167,16 @@ def _kernel(folder: Path, name: str, body: dict[str, Any]) -> KernelEntry:
 
 def _file(folder: Path, name: str) -> Path:
     """Return a file of kernels/: neither the name nor a link may lead out of the folder."""
+    outside = _Fault(f"file {name[:80]!a} is not in the folder's kernels/")
+    if not _FILE.fullmatch(name):
+        raise outside
     path = folder / name
     try:
-        inside = path.resolve().parent == folder.resolve() / "kernels"
-    except (OSError, RuntimeError):  # links that go round
-        inside = False
-    if not _FILE.fullmatch(name) or not inside:
-        raise _Fault(f"file {name!a} is not in the folder's kernels/")
-    return path
+        if path.resolve().parent == folder.resolve() / "kernels":
+            return path
+    except (OSError, RuntimeError):  # a name too long, links that go round
+        pass
+    raise outside
 
 
 def _launch(body: dict[str, Any]) -> launch.Launch:

@@ -1,0 +1,187 @@
+"""An exported folder that somebody else changed: no path, number or name gets past its reader."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exported import make_run
+
+from runs.export import export
+from runs.templates.manifest import ManifestError, read
+
+HUGE = 10**30
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export")
+    export(make_run(root / "runs"), root / "out")
+    return root / "out"
+
+
+@pytest.fixture
+def folder(pristine: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pristine, tmp_path / "out")
+    return tmp_path / "out"
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def changed(folder: Path, change: Change) -> None:
+    data = json.loads((folder / "manifest.json").read_text())
+    change(data)
+    (folder / "manifest.json").write_text(json.dumps(data))
+
+
+def kernel_of(data: dict[str, Any]) -> dict[str, Any]:
+    kernel: dict[str, Any] = next(iter(data["kernels"].values()))
+    return kernel
+
+
+def test_the_pristine_folder_is_read(folder: Path) -> None:
+    manifest = read(folder)
+    assert manifest.shapes and all(k.image() for k in manifest.kernels.values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.cubin", "kernels/../../secret.cubin", "/etc/passwd", "kernels//etc/passwd",
+        "kernels/../manifest.json", "kernels/", "kernels", "", ".", "kernels/.hidden",
+        "kernels/a/b.cubin", "kernels\\..\\x", "kernels/x\0.cubin", "kernels/x\n.cubin",
+        "kernels/é.cubin", "KERNELS/x.cubin", "file:///etc/passwd", "kernels/\ud800",
+        "kernels/" + "x" * 5000, "~/x", "$HOME/x",
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_a_path_cannot_leave_the_folder(folder: Path, name: str) -> None:
+    (folder.parent / "secret.cubin").write_bytes(b"secret")
+    changed(folder, lambda data: kernel_of(data).update(cubin=name))
+    with pytest.raises(ManifestError) as caught:
+        manifest = read(folder)
+        for kernel in manifest.kernels.values():
+            kernel.image()
+    assert str(caught.value).replace(str(folder), "").isprintable()
+
+
+def cubin_of(folder: Path) -> Path:
+    return sorted((folder / "kernels").glob("*.cubin"))[0]
+
+
+@pytest.mark.parametrize("target", ["../../secret", "/etc/passwd", "../manifest.json", "."])
+def test_a_link_cannot_leave_the_folder(folder: Path, target: str) -> None:
+    (folder.parent / "secret").write_bytes(b"secret")
+    cubin = cubin_of(folder)
+    cubin.unlink()
+    cubin.symlink_to(target)
+    with pytest.raises(ManifestError, match="is not in the folder's kernels/"):
+        read(folder)
+
+
+def test_links_that_go_round_are_refused(folder: Path) -> None:
+    cubin = cubin_of(folder)
+    cubin.unlink()
+    cubin.symlink_to(cubin.name)
+    with pytest.raises(ManifestError):
+        read(folder)
+
+
+def test_the_folder_of_kernels_cannot_be_a_link(folder: Path) -> None:
+    elsewhere = folder.parent / "elsewhere"
+    (folder / "kernels").rename(elsewhere)
+    (folder / "kernels").symlink_to(elsewhere)
+    with pytest.raises(ManifestError, match="is not in the folder's kernels/"):
+        read(folder)
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path) -> None:
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert all(k.image() for k in read(link).kernels.values())
+
+
+def test_a_pipe_in_place_of_machine_code_is_not_waited_for(folder: Path) -> None:
+    cubin = cubin_of(folder)
+    cubin.unlink()
+    os.mkfifo(cubin)
+    (kernel,) = [k for k in read(folder).kernels.values() if k.cubin.name == cubin.name]
+    with pytest.raises(ManifestError, match="no such file"):
+        kernel.image()
+
+
+def test_machine_code_with_another_digest_is_not_loaded(folder: Path) -> None:
+    cubin = cubin_of(folder)
+    cubin.write_bytes(cubin.read_bytes() + b"\0")
+    (kernel,) = [k for k in read(folder).kernels.values() if k.cubin.name == cubin.name]
+    with pytest.raises(ManifestError, match="its digest differs"):
+        kernel.image()
+
+
+WRONG: tuple[Any, ...] = (
+    None, True, 1.5, -1, HUGE, 2**31, "", "x\ny", "a b", "../x", "é", "\ud800", "x" * 500,
+    "9" * 20, [], {}, [[]], [HUGE], {"a": HUGE},
+)  # fmt: skip
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value below what the reader looks at."""
+    found = [path] if path else []
+    if isinstance(data, dict):
+        for key, value in data.items():
+            found += places(value, (*path, key))
+    elif isinstance(data, list) and data:
+        found += places(data[0], (*path, 0))
+    return found
+
+
+def test_any_value_at_any_place_is_refused_or_within_its_bounds(folder: Path) -> None:
+    text = (folder / "manifest.json").read_text()
+    good = json.loads(text)
+    refused = 0
+    for path in places(good):
+        for value in WRONG:
+            data = copy.deepcopy(good)
+            place = data
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = value
+            (folder / "manifest.json").write_text(json.dumps(data))
+            try:
+                manifest = read(folder)
+            except ManifestError:
+                refused += 1
+                continue
+            for kernel in manifest.kernels.values():
+                assert kernel.cubin.resolve().is_relative_to(folder.resolve() / "kernels")
+                for launch in kernel.launches:
+                    assert 1 <= launch.threads <= 1024 and 0 <= launch.smem_bytes <= 1 << 20
+                    assert launch.entry.isascii() and launch.entry.isidentifier()
+    assert refused > 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", "{", "[" * 200_000, "9" * 100_000, '{"format": NaN}', "\xff", "{}"],
+    ids=lambda t: ascii(t[:12]),
+)
+def test_text_that_is_no_manifest_is_refused(folder: Path, text: str) -> None:
+    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ManifestError):
+        read(folder)
+
+
+def test_a_digest_is_sixty_four_hex_digits(folder: Path) -> None:
+    good = hashlib.sha256(cubin_of(folder).read_bytes()).hexdigest()
+    for digest in (good.upper(), good[:-1], good + "0", f"{good}\n", "0x" + good[2:], ""):
+        changed(folder, lambda data, digest=digest: kernel_of(data).update(cubin_sha256=digest))
+        with pytest.raises(ManifestError, match="cubin_sha256"):
+            read(folder)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from space.constraints import Census, violated
 from space.gpu import GpuSpec
+from space.hopper import WARPGROUP_ROWS
 from space.params import Point, Space
 from space.variant import DType, Problem
 
@@ -65,6 +66,17 @@ class LegalPoints:
         free = _fillings(self.space).params
         filling = {p.name: rng.choice(p.choices) for p in free}
         return self._point(rng.choice(self.cores).as_dict() | filling)
+
+    def mended(self, point: Point) -> Point | None:
+        """Return `point` if it is legal, or with its warpgroups set to its rows, or None."""
+        if point in self:
+            return point
+        values = point.as_dict()
+        if "consumer_warpgroups" in values:  # follows from BM: a draw need not guess both right
+            values["consumer_warpgroups"] = values["BM"] // WARPGROUP_ROWS
+            if (mended := self._point(values)) in self:
+                return mended
+        return None
 
     def _point(self, values: Mapping[str, int]) -> Point:
         return Point(tuple((name, values[name]) for name in self.space.names))

@@ -13,7 +13,7 @@ from space.legal import LegalPoints, legal_points
 from space.params import Point, Space
 from space.variant import Problem
 from tuner.sampler import Sampler
-from tuner.score import loss
+from tuner.score import focus_count, focus_losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Lane:
     sampler: Sampler
     taken: set[str] = field(default_factory=set)
     best: tuple[float, Point] | None = None
-    digests: dict[str, float | None] = field(default_factory=dict)  #: source → loss
+    #: source → loss of each focus
+    digests: dict[str, tuple[float, ...] | None] = field(default_factory=dict)
     used_up: bool = False
 
     def candidate(self, point: Point, origin: str) -> Candidate:
@@ -57,20 +58,20 @@ class Lane:
     def settle(self, record: TrialRecord) -> None:
         """Tell the sampler how a point ended; it must have been opened."""
         outcome = record.outcome
-        value = loss(outcome, self.problem.dtype, self.gpu)
+        losses = focus_losses(outcome, self.problem.dtype, self.gpu, self.sampler.foci)
         if isinstance(outcome, Rejected) and outcome.trial_class is TrialClass.DUPLICATE:
             if record.source_digest not in self.digests:
                 self.sampler.drop(record.point)
                 return
-            value = self.digests[record.source_digest]
+            losses = self.digests[record.source_digest]
         elif isinstance(outcome, Broken):
             self.sampler.drop(record.point)
             return
         if record.source_digest:
-            self.digests.setdefault(record.source_digest, value)
-        if value is not None and (self.best is None or value < self.best[0]):
-            self.best = (value, record.point)
-        self.sampler.tell(record.point, value)
+            self.digests.setdefault(record.source_digest, losses)
+        if losses is not None and (self.best is None or losses[0] < self.best[0]):
+            self.best = (losses[0], record.point)
+        self.sampler.tell(record.point, losses)
 
 
 def lanes_of(
@@ -90,7 +91,8 @@ def lanes_of(
         listed = [(p, "shortlist") for of, p in early if of == problem and p in legal]
         # the known-good point stays first: it tells a broken machine from a bad kernel
         ordered = (*first[:1], *listed, *first[1:])
-        sampler = Sampler(legal, f"{spec.seed}/{name}/{problem.key}")
+        served = sum(problem.serves(s) for s in spec.shapes)
+        sampler = Sampler(legal, f"{spec.seed}/{name}/{problem.key}", focus_count(served))
         lanes.append(Lane(name, text, problem, gpu, legal, ordered, sampler))
     return tuple(lanes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from runs.record import Measured, Outcome, Timing
 from space.gpu import GpuSpec
@@ -31,3 +32,28 @@ def loss(outcome: Outcome, dtype: DType, gpu: GpuSpec) -> float | None:
         return None
     logs = [math.log(t.median_us / floor_us(t.shape, dtype, gpu)) for t in outcome.timings]
     return sum(logs) / len(logs)
+
+
+def focus_count(shapes: int) -> int:
+    """Return how many foci a search of a problem with so many shapes has."""
+    return 3 if shapes >= 4 else 1
+
+
+def focus_losses(
+    outcome: Outcome, dtype: DType, gpu: GpuSpec, foci: int
+) -> tuple[float, ...] | None:
+    """Return the loss over all shapes and, with three foci, over the shorter and the longer half.
+
+    A kernel that was not timed on all shapes counts with those it was timed on. None when it was
+    not right.
+    """
+    mean = loss(outcome, dtype, gpu)
+    if mean is None or not isinstance(outcome, Measured):
+        return None
+    if foci == 1:
+        return (mean,)
+    ordered = sorted(outcome.timings, key=lambda t: (t.shape.seqlen_k, t.shape.key))
+    half = len(ordered) // 2
+    parts = (tuple(ordered[:half]), tuple(ordered[half:]))
+    of_parts = [loss(replace(outcome, timings=part), dtype, gpu) for part in parts]
+    return (mean, *(mean if x is None else x for x in of_parts))

@@ -38,7 +38,7 @@ def run(sampler: Sampler, count: int, seen: dict[str, float]) -> list[Point]:
         point = sampler.ask(lambda p: p.key in seen)
         assert point is not None
         seen[point.key] = cost(point)
-        sampler.tell(point, seen[point.key])
+        sampler.tell(point, (seen[point.key],))
         points.append(point)
     return points
 
@@ -87,7 +87,7 @@ def test_replayed_study_goes_on_as_the_first_did() -> None:
         again, known = Sampler(legal, "7"), dict[str, float]()
         for point in points[:cut]:
             again.open(point)
-            again.tell(point, cost(point))
+            again.tell(point, (cost(point),))
             known[point.key] = cost(point)
         assert run(again, 30 - cut, known) == points[cut:]
 
@@ -107,6 +107,32 @@ def test_bad_kernels_are_avoided() -> None:
         assert point is not None
         taken.add(point.key)
         good = point["swizzle"] == 128
-        sampler.tell(point, cost(point) if good else None)
+        sampler.tell(point, (cost(point),) if good else None)
         late += good and n >= 30
     assert late >= 20
+
+
+def test_each_focus_is_searched_for_its_own_best() -> None:
+    """Two foci that want opposite tiles: both are found by one sampler."""
+    legal = all_legal()
+    sampler, seen = Sampler(legal, "0", foci=2), set[str]()
+    best = [math.inf, math.inf]
+    for _ in range(80):
+        point = sampler.ask(lambda p: p.key in seen)
+        assert point is not None
+        seen.add(point.key)
+        losses = [abs(math.log2(point["BN"] / wanted)) for wanted in (16, 128)]
+        sampler.tell(point, losses)
+        best = [min(b, x) for b, x in zip(best, losses, strict=True)]
+    assert best == [0.0, 0.0]
+
+
+def test_a_draw_whose_warpgroups_do_not_fit_its_rows_is_mended() -> None:
+    problem = Problem("mha", DType.BF16, 128, 128, True)
+    gpu = GPUS["h200"]
+    legal = legal_points(problem, gpu, space_for(problem, gpu))
+    point = next(iter(legal))
+    assert legal.mended(point) == point
+    torn = point.replace(consumer_warpgroups=point["consumer_warpgroups"] % 4 + 1)
+    assert torn not in legal and legal.mended(torn) == point
+    assert legal.mended(point.replace(stages=4, q_stages=2, BN=192)) is None

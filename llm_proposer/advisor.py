@@ -1,7 +1,7 @@
 """The model beside the search: one background thread asks, the search looks in and never waits.
 
 advisor = Advisor(client)
-advisor.start(task, subjects)            # first sketches and seeds, while first trials run
+advisor.start([task], subjects)          # first sketches and seeds, while first trials run
 ...
 advice = advisor.poll()                  # at once: what came since the last look
 advisor.tell(history, peers)             # ask again with what was learnt
@@ -16,6 +16,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from codegen.errors import TLError
+from codegen.tl.parser import parse
+from codegen.tl.printer import to_text
 from llm_proposer.client import Client, Kind
 from llm_proposer.describe import Subject, base_of
 from llm_proposer.errors import (
@@ -134,6 +137,7 @@ class Advisor:
         self._busy = False
         self._box = _Box()
         self._subjects: tuple[Subject, ...] = ()
+        self._programs: dict[str, str] = {}  # canonical text of each program to its name
         self._remarks: dict[str, list[str]] = {}
         self._nothing_new: dict[str, int] = {}
         self._failures = 0
@@ -145,15 +149,21 @@ class Advisor:
 
     def start(
         self,
-        task: Task | None = None,
+        tasks: Sequence[Task] = (),
         subjects: Sequence[Subject] = (),
         way: Way = Way.SKETCH,
         samples: int = 1,
         history: History | None = None,
     ) -> None:
-        """Ask for `samples` programs of `task`, if there is one, and for seeds of `subjects`."""
+        """Ask for `samples` programs of each task, and for seeds of `subjects`.
+
+        A program that is a subject's own, or was proposed before, is noted and not brought again.
+        """
         self._subjects = tuple(subjects)
-        if task is not None:
+        with self._turn:
+            for subject in subjects:
+                self._programs.setdefault(_canonical(subject.text), subject.sketch)
+        for task in tasks:
             for sample in range(samples):
                 self._ask_program(task, way, sample)
         self.tell(history or History())
@@ -316,8 +326,13 @@ class Advisor:
 
     def _take_program(self, name: str, task: Task, found: Programmed) -> None:
         self._box.notes += found.notes
-        if found.text:
+        if not found.text:
+            return
+        twin = self._programs.setdefault(_canonical(found.text), name)
+        if twin == name:
             self._box.sketches.append(Sketch(name, found.text, task.problem))
+        else:
+            self._box.notes.append(f"the model's program {name} is the same as {twin}")
 
     def _take_seeds(self, subject: Subject, found: Programmed | Seeded) -> None:
         assert isinstance(found, Seeded)
@@ -354,6 +369,14 @@ class Advisor:
         self._off = True
         self._jobs.clear()
         self._pending.clear()
+
+
+def _canonical(text: str) -> str:
+    """A program as the printer writes it, comments and layout gone; the text when it is not TL."""
+    try:
+        return to_text(parse(text))
+    except TLError:
+        return text
 
 
 def _key(subject: Subject) -> str:

@@ -67,6 +67,17 @@ class Spent:
         """Tokens in and out."""
         return self.tokens_in + self.tokens_out
 
+    @property
+    def facts(self) -> tuple[tuple[str, int | float | None], ...]:
+        """Everything by name, for a note in the run's journal."""
+        return (
+            ("requests", self.requests),
+            ("tokens_in", self.tokens_in),
+            ("tokens_out", self.tokens_out),
+            ("seconds", round(self.seconds, 3)),
+            ("cost", self.cost),
+        )
+
 
 @dataclass(slots=True)
 class Ledger:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from llm_proposer.budget import Ledger
 from llm_proposer.client import MAX_REPLY_CHARS, Client, Kind, Prompt, Reply
-from llm_proposer.errors import Pending, ProposerError
+from llm_proposer.errors import NotConfigured, Pending, ProposerError
 from llm_proposer.redact import redacted
 
 EXCHANGES = "exchanges.jsonl"
@@ -211,4 +211,8 @@ class Recorded:
             sample=prompt.sample,
             about=prompt.about,
         )
-        self.writer.write(replace(exchange, **facts))
+        try:
+            self.writer.write(replace(exchange, **facts))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise NotConfigured(f"an exchange with the model cannot be kept: {why}") from None

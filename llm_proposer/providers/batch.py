@@ -19,6 +19,7 @@ from llm_proposer.providers.chat import body_of, reply_of
 
 REQUESTS = "requests-"
 URL = "/v1/chat/completions"
+ANY_MODEL = "model"  #: named in a request when the user named none
 
 
 def request_line(prompt: Prompt, model: str) -> str:
@@ -90,7 +91,7 @@ def connect(folder: str, model: str | None) -> BatchClient:
     except OSError as error:
         why = error.strerror or str(error)
         raise NotConfigured(f"cannot use {path} for requests: {why}") from None
-    return BatchClient(path, model or "model")
+    return BatchClient(path, model or ANY_MODEL)
 
 
 def _new_file(folder: Path) -> Path:

@@ -27,6 +27,8 @@ _PAUSED = (408, 409, 425)  #: statuses below 500 that pass by themselves
 _UNSUPPORTED = (501, 505)  #: statuses from 500 on that stay
 #: what endpoints call the limit on the output, newest first; last comes to send none
 _LIMITS = ("max_completion_tokens", "max_tokens", "")
+#: in a refusal, they mean that the endpoint cannot obey a schema
+_SCHEMA_WORDS = ("response_format", "json_schema", "structured", "grammar", "schema")
 _SPENT = ("insufficient_quota", "billing_hard_limit_reached")
 NO_KEY = "none"  #: what a local server gets that asks for no key
 
@@ -46,7 +48,7 @@ class OpenAIClient:
         while True:
             try:
                 return self._send(prompt)
-            except BadRequest as error:
+            except (BadRequest, Unreachable) as error:
                 if not self._give_up_a_field(prompt, error):
                     raise
 
@@ -63,17 +65,34 @@ class OpenAIClient:
             request_id = str(answer.get("id") or "")
         return reply_of(answer, prompt, self.model, request_id, seconds)
 
-    def _give_up_a_field(self, prompt: Prompt, error: BadRequest) -> bool:
+    def _give_up_a_field(self, prompt: Prompt, error: ProposerError) -> bool:
         """Change the next request when this one was refused for what not every endpoint has."""
         said = error.text.lower()
         if self.limit and any(word in said for word in (self.limit, "context length")):
             self.limit = _LIMITS[_LIMITS.index(self.limit) + 1]
             return True
-        names_schema = any(w in said for w in ("response_format", "json_schema", "structured"))
-        if self.structured and prompt.schema and names_schema:
+        if self.structured and prompt.schema and any(word in said for word in _SCHEMA_WORDS):
             self.structured = False
             return True
         return False
+
+
+def check(model: str | None, base_url: str | None, environ: Mapping[str, str]) -> None:
+    """Raise NotConfigured when there is no model, no key for OpenAI itself, or no address."""
+    url = _address(base_url, environ)
+    if not model:
+        raise NotConfigured("no model named", hint="say --model NAME")
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise NotConfigured(
+            f"base URL {redacted(url)!r} is no address",
+            hint="give one such as http://127.0.0.1:8000/v1",
+        )
+    if not environ.get("OPENAI_API_KEY") and url is None:
+        raise NotConfigured(
+            "no key for the model",
+            hint="set OPENAI_API_KEY, or say --base-url for a server of your own, "
+            "--proposer batch:DIR, or --proposer builtin",
+        )
 
 
 def connect(
@@ -84,29 +103,26 @@ def connect(
 ) -> OpenAIClient:
     """Make a client. The key and, without `base_url`, the address come from `environ`.
 
-    Raises NotConfigured when there is no model, no key for OpenAI itself, or the address is none.
+    Raises NotConfigured as `check` does.
     """
-    url = base_url or environ.get("OPENAI_BASE_URL") or None
+    check(model, base_url, environ)
+    assert model is not None
     key = environ.get("OPENAI_API_KEY") or ""
-    if not model:
-        raise NotConfigured("no model named", hint="say --model NAME")
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise NotConfigured(
-            f"base URL {redacted(url)!r} is no address",
-            hint="give one such as http://127.0.0.1:8000/v1",
-        )
-    if not key and url is None:
-        raise NotConfigured(
-            "no key for the model",
-            hint="set OPENAI_API_KEY, or say --base-url for a server of your own, "
-            "--proposer batch:DIR, or --proposer builtin",
-        )
     import openai  # half a second, and only who asks a model pays it
 
     with _translated((key,), model):
         # one place decides about asking again, and it is not the SDK
-        sdk = openai.OpenAI(api_key=key or NO_KEY, base_url=url, timeout=timeout_s, max_retries=0)
+        sdk = openai.OpenAI(
+            api_key=key or NO_KEY,
+            base_url=_address(base_url, environ),
+            timeout=timeout_s,
+            max_retries=0,
+        )
     return OpenAIClient(sdk, model, (key,) if key else ())
+
+
+def _address(base_url: str | None, environ: Mapping[str, str]) -> str | None:
+    return base_url or environ.get("OPENAI_BASE_URL") or None
 
 
 @contextmanager

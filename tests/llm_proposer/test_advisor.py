@@ -29,8 +29,15 @@ TASK = Task(GQA, GPUS["l40s"], SHAPES, "causal attention")
 SEEDS = '[{"head_group": 0, "why": "w"}, {"turbo": 1}]'
 
 
+#: the same function as SKETCH by other dataflow
+EARLY = SKETCH.replace("  Copy V from global to shared\n", "").replace(
+    "  Copy K from global to shared\n",
+    "  Copy K from global to shared\n  Copy V from global to shared\n",
+)
+
+
 def by_kind(prompt: Prompt) -> str:
-    return SEEDS if prompt.kind is Kind.SEEDS else SKETCH
+    return SEEDS if prompt.kind is Kind.SEEDS else EARLY
 
 
 def until(advisor: Advisor, enough: Callable[[Advice], bool]) -> Advice:
@@ -72,16 +79,22 @@ Make = Callable[..., Advisor]
 
 def test_sketches_and_seeds_come_by_themselves(advise: Make) -> None:
     advisor = advise(Scripted([by_kind]))
-    advisor.start(TASK, [SUBJECT], samples=2)
+    advisor.start([TASK], [SUBJECT], samples=2)
     advice = settled(advisor)
-    assert [(s.name, s.text) for s in advice.sketches] == [
-        ("model-1-causal", SKETCH),
-        ("model-2-causal", SKETCH),
-    ]
+    assert [(s.name, s.text) for s in advice.sketches] == [("model-1-causal", EARLY)]
+    assert "the model's program model-2-causal is the same as model-1-causal" in advice.notes
     assert [s.proposal.verdict for s in advice.seeds] == [Verdict.ACCEPTED, Verdict.REJECTED]
     ((sketch, problem, point),) = advice.points
     assert (sketch, problem, point["head_group"]) == ("forward", GQA, 0)
     assert not advisor.poll()
+
+
+def test_the_program_that_is_searched_already_is_not_brought_again(advise: Make) -> None:
+    advisor = advise(Scripted([f"# my own idea\n{SKETCH}"]))
+    advisor.start([TASK], [SUBJECT])
+    advice = settled(advisor)
+    assert not advice.sketches
+    assert "the model's program model-1-causal is the same as forward" in advice.notes
 
 
 def test_polling_and_telling_never_wait(advise: Make) -> None:
@@ -94,7 +107,7 @@ def test_polling_and_telling_never_wait(advise: Make) -> None:
 
     advisor = advise(Slow())
     started = time.perf_counter()
-    advisor.start(TASK, [SUBJECT])
+    advisor.start([TASK], [SUBJECT])
     for _ in range(100):
         assert not advisor.poll()
         advisor.tell(HISTORY)
@@ -112,7 +125,7 @@ def test_the_newest_history_replaces_what_was_not_asked_yet(advise: Make) -> Non
 
     client = Scripted([slow])
     advisor = advise(client)
-    advisor.start(TASK, [SUBJECT])
+    advisor.start([TASK], [SUBJECT])
     for count in range(1, len(HISTORY) + 1):
         advisor.tell(History(HISTORY.records[:count]), PEERS)
     gate.set()
@@ -124,7 +137,7 @@ def test_the_newest_history_replaces_what_was_not_asked_yet(advise: Make) -> Non
 def test_what_became_of_proposals_is_told_in_the_next_request(advise: Make) -> None:
     client = Scripted([SEEDS])
     advisor = advise(client)
-    advisor.start(None, [SUBJECT])
+    advisor.start((), [SUBJECT])
     settled(advisor)
     advisor.tell(HISTORY)
     settled(advisor)
@@ -144,7 +157,7 @@ def test_a_judged_failure_comes_back_mended(advise: Make) -> None:
 def test_a_model_that_cannot_be_asked_is_left_alone_in_one_line(advise: Make) -> None:
     client = Scripted([BadRequest("the endpoint answered 401", hint="check OPENAI_API_KEY")])
     advisor = advise(client)
-    advisor.start(TASK, [SUBJECT])
+    advisor.start([TASK], [SUBJECT])
     notes = settled(advisor).notes
     assert [n for n in notes if n.startswith("the run goes on without the model: ")] == [
         "the run goes on without the model: the endpoint answered 401; check OPENAI_API_KEY"
@@ -157,7 +170,7 @@ def test_a_model_that_cannot_be_asked_is_left_alone_in_one_line(advise: Make) ->
 def test_one_failure_that_may_pass_is_forgiven(advise: Make, error: Exception) -> None:
     client = Scripted([error, SEEDS])  # type: ignore[list-item]
     advisor = advise(client)
-    advisor.start(None, [SUBJECT])
+    advisor.start((), [SUBJECT])
     settled(advisor)
     advisor.tell(HISTORY)
     assert settled(advisor).seeds
@@ -167,7 +180,7 @@ def test_failures_in_a_row_are_not(advise: Make) -> None:
     client = Scripted([Unreachable("gone", retryable=True)])
     advisor = advise(client)
     for _ in range(5):
-        advisor.start(None, [SUBJECT])
+        advisor.start((), [SUBJECT])
         settled(advisor)
     assert len(client.prompts) == 2
 
@@ -175,7 +188,7 @@ def test_failures_in_a_row_are_not(advise: Make) -> None:
 def test_a_model_with_nothing_new_is_asked_no_more(advise: Make) -> None:
     client = Scripted(['[{"BN": 32}]'])
     advisor = advise(client)
-    advisor.start(None, [SUBJECT], history=HISTORY)
+    advisor.start((), [SUBJECT], history=HISTORY)
     notes = settled(advisor).notes
     for _ in range(4):
         advisor.tell(HISTORY)
@@ -190,7 +203,7 @@ def test_a_fault_of_the_program_ends_the_advice_and_not_the_run(advise: Make) ->
             raise ZeroDivisionError("a bug")
 
     advisor = advise(Faulty())
-    advisor.start(TASK, [SUBJECT])
+    advisor.start([TASK], [SUBJECT])
     assert settled(advisor).notes == ("the model is left out: ZeroDivisionError: a bug",)
 
 
@@ -200,7 +213,7 @@ def test_closing_ends_the_waits_of_retries(advise: Make) -> None:
         Scripted([Unreachable("gone", retryable=True)]), Backoff(base_s=60), stop.wait
     )
     advisor = Advisor(client, stop=stop)
-    advisor.start(TASK)
+    advisor.start([TASK])
     time.sleep(0.05)
     started = time.perf_counter()
     advisor.close()
@@ -224,14 +237,14 @@ def answer_all(folder: Path, text: Callable[[dict[str, object]], str]) -> int:
 
 
 def text_for(request: dict[str, object]) -> str:
-    return SEEDS if "response_format" in str(request) else SKETCH
+    return SEEDS if "response_format" in str(request) else EARLY
 
 
 def test_replies_of_a_folder_are_taken_when_they_appear(advise: Make, tmp_path: Path) -> None:
     kept = Kept()
     client = Recorded(batch.connect(str(tmp_path), "m"), "m", kept)
     advisor = advise(client, poll_s=0.02)
-    advisor.start(TASK, [SUBJECT])
+    advisor.start([TASK], [SUBJECT])
     until(advisor, lambda _: len(kept.exchanges) == 2)
     assert advisor.waiting and not advisor.poll()
     assert answer_all(tmp_path, text_for) == 2
@@ -244,7 +257,7 @@ def test_a_resumed_run_takes_in_what_came_meanwhile(advise: Make, tmp_path: Path
     folder, path = tmp_path / "batch", tmp_path / "exchanges.jsonl"
     client = Recorded(batch.connect(str(folder), "m"), "m", ExchangeFile(path))
     first = advise(client, poll_s=0.02)
-    first.start(None, [SUBJECT], history=History(HISTORY.records[:1]))
+    first.start((), [SUBJECT], history=History(HISTORY.records[:1]))
     until(first, lambda _: len(read_exchanges(path)) == 1)
     first.close()
     answer_all(folder, text_for)
@@ -253,7 +266,7 @@ def test_a_resumed_run_takes_in_what_came_meanwhile(advise: Make, tmp_path: Path
     ledger = Ledger()
     client = Recorded(batch.connect(str(folder), "m"), "m", ExchangeFile(path), ledger, before)
     second = advise(client, poll_s=0.02)
-    second.start(TASK, [SUBJECT], history=HISTORY)  # another history: another question
+    second.start([TASK], [SUBJECT], history=HISTORY)  # another history: another question
     second.recall(unanswered(before), HISTORY)
     advice = until(second, lambda a: bool(a.points))
     # the reply is a difference against the base that it was asked with
@@ -268,11 +281,11 @@ def test_a_resumed_run_takes_in_what_came_meanwhile(advise: Make, tmp_path: Path
 
 def test_a_troubled_endpoint_over_http(advise: Make, server: Server, tmp_path: Path) -> None:
     key = "sk-live-0123456789abcdef"
-    fenced = f"Certainly!\n```tl\n{SKETCH}```\nHope that helps."
+    fenced = f"Certainly!\n```tl\n{EARLY}```\nHope that helps."
     server.script = [
         failure(429, "slow down", retry_after="0.01"),
         failure(500, f"internal, key {key}"),
-        completion(SKETCH.replace("Compute Softmax S", "softmax(S)"), request_id="a"),
+        completion(EARLY.replace("Compute Softmax S", "softmax(S)"), request_id="a"),
         completion(fenced, request_id="b"),
         completion('{"proposals": [{"head_group": 0, "why": "x"}, {"BN": 3', finish="length"),
     ]
@@ -281,9 +294,9 @@ def test_a_troubled_endpoint_over_http(advise: Make, server: Server, tmp_path: P
     asking = openai.connect("m", server.url, {"OPENAI_API_KEY": key})
     recorded = Recorded(asking, "m", ExchangeFile(path, asking.secrets))
     advisor = advise(Retrying(recorded, Backoff(base_s=0.01), stop.wait), stop=stop)
-    advisor.start(TASK, [SUBJECT])
+    advisor.start([TASK], [SUBJECT])
     advice = settled(advisor)
-    assert [s.text for s in advice.sketches] == [SKETCH]
+    assert [s.text for s in advice.sketches] == [EARLY]
     assert [p["head_group"] for _, _, p in advice.points] == [0]
     kept = read_exchanges(path)
     assert [e.kind for e in kept] == ["sketch", "sketch", "sketch", "repair", "seeds"]

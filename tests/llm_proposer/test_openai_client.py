@@ -78,6 +78,11 @@ def test_an_endpoint_without_structured_outputs_gets_plain_requests(server: Serv
     assert ["response_format" in r for r in server.requests] == [True, False, False]
 
 
+def test_a_server_whose_grammar_fails_gets_plain_requests(server: Server) -> None:
+    server.script = [failure(500, "failed to parse grammar"), completion("{}")]
+    assert client(server).complete(SEEDS).text == "{}"
+
+
 def test_an_endpoint_with_the_old_name_of_the_limit_gets_it(server: Server) -> None:
     server.script = [
         failure(422, "extra field max_completion_tokens not permitted"),

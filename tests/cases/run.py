@@ -3,7 +3,7 @@
     python -m tests.cases.run --runner gpu|interpreter|export [DIR] [--json OUT] [--only ID,ID]
                               [--full] [--sizes small,medium,large]
 
-Exits 1 when a case fails.
+Without a folder, the export runner builds one that serves every case. Exits 1 when a case fails.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -20,7 +21,14 @@ from runs.record import Rejected, TrialClass
 from space.variant import SpaceError, check_shape
 from tests.cases import planner
 from tests.cases.case import PLANNED, REFUSABLE, Case, load, out_of_scope, work
-from tests.cases.runners import ExportRunner, InterpreterRunner, KernelRunner, Runner
+from tests.cases.exporting import export_cases
+from tests.cases.runners import (
+    ExportRunner,
+    InterpreterRunner,
+    KernelRunner,
+    NotInFolder,
+    Runner,
+)
 from tests.cases.verdict import FAIL, NOT_IN_SCOPE, PASS, Verdict
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import LaunchError
@@ -55,6 +63,8 @@ def _one(case: Case, check: Check, runner: Runner) -> Verdict:
         check_shape(check.shape)
         problem = case.problem(check.shape)
         prepare = runner.prepare(problem, case.window)
+    except NotInFolder as missing:
+        return Verdict(NOT_IN_SCOPE, str(missing))
     except (SpaceError, CodegenError, NotImplementedError) as refused:
         if case.kind in REFUSABLE or case.window is not None:
             return Verdict(PASS if case.kind in REFUSABLE else NOT_IN_SCOPE, f"refused: {refused}")
@@ -113,7 +123,7 @@ def _empty(
 def _heads_that_differ(case: Case, runner: Runner) -> Verdict:
     """K and V with different head counts: the launch refuses them."""
     counts = case.raw["heads_kv"]
-    if not isinstance(runner, KernelRunner):
+    if isinstance(runner, InterpreterRunner):
         return Verdict(NOT_IN_SCOPE, "needs a launch")
     raw = {**case.raw, "heads_kv": counts["k"]}
     (check,) = Case(case.id, case.kind, case.gpus, case.exact, raw).checks()
@@ -122,7 +132,9 @@ def _heads_that_differ(case: Case, runner: Runner) -> Verdict:
     out = inputs.q.new_empty((*inputs.q.shape[:3], inputs.v.shape[3]))
     try:
         prepare = runner.prepare(problem, None)
-        prepare(inputs.q, inputs.k, inputs.v[:, :, : counts["v"]], out, inputs.scale)
+        prepare(inputs.q, inputs.k, inputs.v[:, :, : counts["v"]], out, inputs.scale)()
+    except NotInFolder as missing:
+        return Verdict(NOT_IN_SCOPE, str(missing))
     except LaunchError as refused:
         return Verdict(PASS, f"refused: {refused}")
     return Verdict(FAIL, "different head counts of K and V were launched")
@@ -131,7 +143,7 @@ def _heads_that_differ(case: Case, runner: Runner) -> Verdict:
 def _over_limit(case: Case, runner: Runner) -> Verdict:
     """A launch that asks for more shared memory than there is, over a right old output."""
     if not isinstance(runner, KernelRunner):
-        return Verdict(NOT_IN_SCOPE, "needs a launch")
+        return Verdict(NOT_IN_SCOPE, "needs a launch of a kernel that was not exported")
     from codegen.nvrtc import compile_source
     from tests.adversarial.naive import naive
     from tuner.evaluate.launch import LoadedKernel
@@ -162,16 +174,23 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--sizes", default="small,medium")
     args = parser.parse_args(argv)
-    if args.runner == "export" and args.folder is None:
-        parser.error("--runner export needs the exported folder")
-    runner: Runner
+    with tempfile.TemporaryDirectory() as scratch:
+        return _run(args, _runner(args, Path(scratch)))
+
+
+def _runner(args: argparse.Namespace, scratch: Path) -> Runner:
     match args.runner:
         case "gpu":
-            runner = KernelRunner()
+            return KernelRunner()
         case "export":
-            runner = ExportRunner(args.folder)
-        case _:
-            runner = InterpreterRunner()
+            folder = args.folder
+            if folder is None:
+                folder = export_cases(load(), KernelRunner().gpu, scratch)
+            return ExportRunner(folder)
+    return InterpreterRunner()
+
+
+def _run(args: argparse.Namespace, runner: Runner) -> int:
     only = set(filter(None, args.only.split(",")))
     rows = []
     for case in load():

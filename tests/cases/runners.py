@@ -18,6 +18,7 @@ from codegen.tl.bind import bind
 from codegen.tl.parser import parse
 from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
+from runs.templates import manifest as manifests
 from space.constraints import space_for
 from space.gpu import GpuSpec, gpu_named, gpu_of_device_name
 from space.variant import Problem
@@ -100,18 +101,27 @@ class KernelRunner:
         return LoadedKernel(source, cubin.image, self.device)
 
 
+class NotInFolder(Exception):
+    """The folder holds no kernel of this head dim, mask and type; says which."""
+
+
 class ExportRunner:
-    """Calls `attention` of an exported folder; a shape it refuses is not in scope."""
+    """Calls `attention` of an exported folder; what it was not made for is not in scope."""
 
     def __init__(self, folder: Path) -> None:
         self.device = torch.device("cuda", 0)
         self.most_work = float("inf")
         self._attention = _import(folder).attention
+        keys = manifests.read(folder).shapes
+        self._kinds = {(k.head_dim, k.head_dim_v, k.causal, k.dtype) for k in keys}
 
     def prepare(self, problem: Problem, window: Window) -> Prepare:
-        """See `Runner.prepare`."""
+        """See `Runner.prepare`. Raises NotInFolder."""
         if window is not None:
-            raise NotImplementedError("an exported folder has no window mask")
+            raise NotInFolder("an exported folder has no window mask")
+        kind = (problem.head_dim, problem.head_dim_v, problem.causal, str(problem.dtype))
+        if kind not in self._kinds:
+            raise NotInFolder(f"the folder has no kernel of {problem.key}")
 
         def prepare(q: T, k: T, v: T, out: T, scale: float) -> Launcher:
             def launch() -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
 
+from space.gpu import gpu_named
+from space.variant import DType, Problem
 from tests.cases import run
 from tests.cases.case import DATA, LAYOUT, PLANNED, Case, load, out_of_scope, work
-from tests.cases.runners import InterpreterRunner, KernelRunner
+from tests.cases.exporting import export_cases, problems
+from tests.cases.runners import ExportRunner, InterpreterRunner, KernelRunner
 from tests.cases.verdict import FAIL, NOT_IN_SCOPE, PASS, Verdict
 from tuner.devices import device_names
+from tuner.evaluate.launch import LaunchError
 
 CASES = {case.id: case for case in load()}
 QUICK_WORK = 1 << 27
@@ -89,9 +95,51 @@ def test_verdict_reads_well() -> None:
     assert str(Verdict(PASS)) == "pass"
 
 
+def test_every_case_in_scope_has_its_kernel_in_the_export() -> None:
+    wanted = problems(CASES.values(), gpu_named("h200"))
+    assert len(wanted) > 15
+    assert {p.dtype for p in wanted} == set(DType)
+    assert {p.causal for p in wanted} == {False, True}
+
+
+def test_export_runner_says_what_a_folder_is_not_made_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Problem("mha", DType.FP16, 40, 40, False)
+    monkeypatch.setattr("tests.cases.exporting.problems", lambda cases, gpu: (here,))
+    folder = export_cases(CASES.values(), gpu_named("h200"), tmp_path)
+    runner = ExportRunner(folder)
+    assert callable(runner.prepare(here, None))
+    verdict = run.judge(CASES["causal-br-2x5"], runner)
+    assert verdict.state == NOT_IN_SCOPE
+    assert "no kernel of mha-" in verdict.why
+
+
+def test_export_runner_hands_refusals_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Problem("mha", DType.FP16, 40, 40, False)
+    monkeypatch.setattr("tests.cases.exporting.problems", lambda cases, gpu: (here,))
+    runner = ExportRunner(export_cases(CASES.values(), gpu_named("h200"), tmp_path))
+    q = torch.zeros(1, 8, 2, 40).half()
+    with pytest.raises(LaunchError, match="run on CUDA devices"):
+        runner.prepare(here, None)(q, q, q, torch.empty_like(q), 0.1)()
+
+
 @pytest.fixture(scope="module")
 def kernels() -> KernelRunner:
     return KernelRunner()
+
+
+@pytest.fixture(scope="module")
+def exported(kernels: KernelRunner, tmp_path_factory: pytest.TempPathFactory) -> ExportRunner:
+    return ExportRunner(export_cases(CASES.values(), kernels.gpu, tmp_path_factory.mktemp("cases")))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not device_names(), reason="no CUDA device")
+@pytest.mark.parametrize("name", [c.id for c in CASES.values() if c.raw["size"] == "small"])
+def test_export(exported: ExportRunner, name: str) -> None:
+    verdict = run.judge(CASES[name].quick(), exported)
+    assert verdict.state != FAIL, verdict.why
 
 
 @pytest.mark.gpu

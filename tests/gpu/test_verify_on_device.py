@@ -45,7 +45,7 @@ def emitted(problem: Problem, gpu: GpuSpec) -> KernelSource:
 
 
 def make_run(root: Path, spoil: str | None) -> RunStore:
-    """A run of a full kernel as emitted and a causal one, which `spoil` makes a hand-written one."""
+    """A run of a full and a causal kernel; `spoil` puts a hand-written one for the causal."""
     assert GPU is not None
     shapes = (FULL, CAUSAL)
     spec = RunSpec("20261130T1200Z-gqa", "gqa", GPU.name, DType.FP16, shapes, 2, 0, Basis.MEASURED)

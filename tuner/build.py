@@ -10,10 +10,12 @@ import functools
 from codegen import cute, nvrtc
 from codegen.errors import CompileError, PlanError, TLError, ToolchainMissing
 from codegen.kernel import Cubin, KernelSource
+from codegen.ptxas import local_memory
 from codegen.tl import parser
 from codegen.tl.ast import Program, Sketch
 from codegen.tl.bind import bind
 from runs.record import Broken, Rejected, Stage, TrialClass
+from space.constraints import is_hopper
 from space.gpu import GpuSpec, gpu_named
 from space.params import Point
 from space.variant import Problem
@@ -46,7 +48,11 @@ def build(job: CompileJob) -> Built | Rejected | Broken:
         return Rejected(TrialClass.COMPILE_ERROR, Stage.COMPILE, _head(error.log))
     except ToolchainMissing as error:
         return Broken(Stage.COMPILE, str(error))
-    if (why := too_large(source, cubin, gpu)) is not None:
+    why = too_large(source, cubin, gpu)
+    if why is None and is_hopper(job.point):
+        # the roles' registers are fixed: what does not fit would be read from memory in the loop
+        why = local_memory(cubin.resources)
+    if why is not None:
         return Rejected(TrialClass.TOO_LARGE, Stage.COMPILE, why)
     return Built(source, cubin)
 

@@ -182,6 +182,20 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def ablate(
+    run: Annotated[Path, typer.Argument(help="A measured run folder.")],
+    shapes: Annotated[
+        list[str] | None, typer.Option(help="Shapes as the run's tables name them; default: all.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
+) -> None:
+    """Time each winner of a run beside the kernels that differ from it in one parameter."""
+    from tuner.commands.ablate import run_ablate
+
+    run_ablate(run, shapes or (), json, typer.echo)
+
+
 def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> int:
     """Run `tune` and return its exit code. Tests inject a `machine`."""
     args = list(sys.argv[1:] if argv is None else argv)

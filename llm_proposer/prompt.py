@@ -49,6 +49,7 @@ class Task:
     shapes: tuple[Shape, ...] = ()
     words: str = ""
     reference: str = ""  #: source text of a PyTorch function of q, k, v
+    space: Space | None = None  #: what the search offers; a program's own Params must fit into it
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +82,15 @@ def code_prompt(task: Task, sketch: str, sample: int = 0) -> Prompt:
         "tile sizes worth searching, Allocates, tile shapes and coordinates, and a Reshape where "
         "one is needed. Keep its dataflow."
     )
-    user = f"{wish}\n\n{_block(sketch)}\n\n{_task_text(task)}"
+    user = f"{wish}\n\n{_block(sketch)}\n\n{_task_text(task)}{_tiles_text(task)}"
     return _program(Kind.CODE, guide(sizes=True), user, sample)
 
 
 def one_step_prompt(task: Task, sample: int = 0) -> Prompt:
     """Ask for TL code at once, without a sketch."""
     wish = "Write the TL code of this kernel, complete with sizes, for the card and the shapes."
-    return _program(Kind.ONE_STEP, guide(sizes=True), f"{wish}\n\n{_task_text(task)}", sample)
+    user = f"{wish}\n\n{_task_text(task)}{_tiles_text(task)}"
+    return _program(Kind.ONE_STEP, guide(sizes=True), user, sample)
 
 
 def repair_prompt(
@@ -191,6 +193,15 @@ def _task_text(task: Task) -> str:
         )
     parts += [f"Problem: {problem_text(task.problem, task.shapes)}", f"Card: {gpu_text(task.gpu)}"]
     return "\n\n".join(parts)
+
+
+def _tiles_text(task: Task) -> str:
+    """Say which tile sizes the search offers, when that is known."""
+    if task.space is None:
+        return ""
+    tiles = [p for p in task.space.params if p.name in ("BM", "BN")]
+    said = "; ".join(f"{p.name} in {{{', '.join(map(str, p.choices))}}}" for p in tiles)
+    return f"\n\nTile sizes that can be searched: {said}. Offer several."
 
 
 def _block(text: str, language: str = "") -> str:

@@ -154,7 +154,7 @@ def _program(
     try:
         for attempt in range(repairs + 1):
             reply = client.complete(prompt)
-            found = read_program(reply.text, task.problem, task.gpu)
+            found = read_program(reply.text, task.problem, task.gpu, task.space)
             if reply.truncated:
                 notes.append("the reply with a program was cut off by its length limit")
             if found.note:

@@ -7,11 +7,17 @@ import re
 from dataclasses import dataclass
 
 from codegen.errors import TLError
+from codegen.tl.ast import Param, Sketch
+from codegen.tl.bind import sketch_choices
 from codegen.tl.checker import check, repaired
 from codegen.tl.lexer import is_statement
 from codegen.tl.parser import parse
 from codegen.tl.source import Diagnostic, Span
+from codegen.tl.vocabulary import canonical_param
+from llm_proposer.seeds import nearest_legal
+from space.constraints import violated
 from space.gpu import GpuSpec
+from space.params import Point, Space
 from space.variant import Problem
 
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
@@ -36,36 +42,79 @@ def without_thoughts(text: str) -> str:
     return _THOUGHT.sub("", _ENDED_THOUGHT.sub("", text))
 
 
-def read_program(text: str, problem: Problem, gpu: GpuSpec | None = None) -> ProgramReply:
+def read_program(
+    text: str, problem: Problem, gpu: GpuSpec | None = None, space: Space | None = None
+) -> ProgramReply:
     """Return the program of a reply, checked for `problem` and the memory of `gpu`.
+
+    With a space, its own Params must leave the search something legal.
 
     Of several fenced programs the whole is taken when it is without faults, else the last part
     that is: models correct themselves. A program with pipelines and roles is replaced by the
     dataflow that remains of it, when that is without faults.
     """
     parts = _parts(text)
-    readings = [_read("\n".join(parts), problem, gpu)]
+    readings = [_read("\n".join(parts), problem, gpu, space)]
     if len(parts) > 1:
-        readings += [_read(part, problem, gpu) for part in reversed(parts)]
+        readings += [_read(part, problem, gpu, space) for part in reversed(parts)]
     return next((r for r in readings if not r.faults), readings[0])
 
 
-def _read(text: str, problem: Problem, gpu: GpuSpec | None) -> ProgramReply:
+def _read(text: str, problem: Problem, gpu: GpuSpec | None, space: Space | None) -> ProgramReply:
     text = text.strip("\n") + "\n"
     if text.count("\n") > MAX_PROGRAM_LINES:
         return _unreadable(text, f"the program has more than {MAX_PROGRAM_LINES} lines")
+    note = ""
     try:
         sketch = parse(text)
         faults = check(sketch, problem, gpu)
         if any(f.code == "schedule" for f in faults):
             offered = repaired(sketch)
             if offered is not None and not check(parse(offered), problem, gpu):
-                return ProgramReply(offered, (), "its pipelines and roles were left out")
+                text, sketch, faults = offered, parse(offered), ()
+                note = "its pipelines and roles were left out"
     except TLError as error:
         return ProgramReply(text, error.diagnostics)
     except RecursionError:
         return _unreadable(text, "brackets are nested too deeply to be read")
-    return ProgramReply(text, faults)
+    if not faults and gpu is not None and space is not None:
+        faults = _unsearchable(sketch, problem, gpu, space)
+    return ProgramReply(text, faults, note)
+
+
+def _unsearchable(
+    sketch: Sketch, problem: Problem, gpu: GpuSpec, space: Space
+) -> tuple[Diagnostic, ...]:
+    """Say which Params of a program leave the search nothing to choose, or nothing legal."""
+    lines = {canonical_param(s.name): s.span for s in sketch.statements if isinstance(s, Param)}
+    wanted = {n: v for n, v in sketch_choices(sketch).items() if n in space.names}
+    faults = [
+        Diagnostic(
+            lines.get(name, Span(1)),
+            "param-choices",
+            f"{name} = {', '.join(map(str, values))} is not offered on {gpu.name}",
+            f"Use some of {', '.join(map(str, space.param(name).choices))}",
+        )
+        for name, values in wanted.items()
+        if not set(values) & set(space.param(name).choices)
+    ]
+    if faults or not wanted:
+        return tuple(faults)
+    left = {n: tuple(c for c in space.param(n).choices if c in v) for n, v in wanted.items()}
+    if nearest_legal(problem, gpu, space.restrict(left), {}) is not None:
+        return ()
+    start = Point(tuple((p.name, p.choices[0]) for p in space.restrict(left).params))
+    found = violated(problem, start, gpu)
+    listed = ", ".join(f"{n} in {{{', '.join(map(str, v))}}}" for n, v in left.items())
+    return (
+        Diagnostic(
+            min((lines[n] for n in left if n in lines), key=lambda s: s.line, default=Span(1)),
+            "param-choices",
+            f"no configuration with {listed} is legal on {gpu.name}"
+            + (f": {found[1]}" if found else ""),
+            "Offer more values, smaller ones too",
+        ),
+    )
 
 
 def _unreadable(text: str, why: str) -> ProgramReply:

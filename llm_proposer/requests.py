@@ -66,7 +66,7 @@ def _of_variant(name: str, gpu: GpuSpec) -> Iterator[Request]:
     shown = next((p for p in causal if p.head_dim == 128), causal[-1])
     for problem in problems:
         text = next(iter(builtin.sketches(name, problem.causal).values()))
-        task = Task(problem, gpu, shapes)
+        task = Task(problem, gpu, shapes, space=space_for(problem, gpu))
         prompts = [sketch_prompt(task), _seeds(name, text, task)]
         if problem == shown:
             prompts += [code_prompt(task, text), one_step_prompt(task)]
@@ -76,7 +76,8 @@ def _of_variant(name: str, gpu: GpuSpec) -> Iterator[Request]:
 def _of_custom(custom: Custom, gpu: GpuSpec) -> Iterator[Request]:
     shapes = tuple(s for s in paper_shapes(variant_named("mha"), custom.causal) if s.head_dim > 64)
     problem = Problem("mha", gpu.dtypes[-1], 128, 128, custom.causal)
-    task = Task(problem, gpu, shapes, custom.words, custom.reference)
+    space = space_for(problem, gpu)
+    task = Task(problem, gpu, shapes, custom.words, custom.reference, space)
     for prompt in (
         sketch_prompt(task),
         code_prompt(task, custom.sketch),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from searches import GQA, SKETCH
+from searches import GQA, SKETCH, SYNC_SPACE
 
 from llm_proposer.language import CODE_EXAMPLE
 from llm_proposer.reply import ProgramReply, read_program
@@ -128,6 +128,30 @@ def test_the_mask_must_be_the_problems() -> None:
 def test_a_program_too_large_for_the_card_is_faulty() -> None:
     text = CODE_EXAMPLE.replace("{64, 128}", "{256}").replace("{32, 64, 128}", "{192}")
     assert {f.code for f in read_program(text, GQA, GPUS["t4"]).faults} == {"shared-memory"}
+
+
+def searched(text: str) -> tuple[str, ...]:
+    found = read_program(text, GQA, GPUS["l40s"], SYNC_SPACE)
+    assert {f.code for f in found.faults} <= {"param-choices"}
+    return tuple(str(f) for f in found.faults)
+
+
+def test_params_must_leave_the_search_something() -> None:
+    assert searched(SKETCH) == searched(CODE_EXAMPLE) == ()
+    one = CODE_EXAMPLE.replace("{64, 128}", "{96, 64}").replace("{32, 64, 128}", "{64}")
+    assert searched(one) == ()
+    none = CODE_EXAMPLE.replace("{64, 128}", "{96}").replace("{32, 64, 128}", "{80, 48}")
+    assert searched(none) == (
+        "line 1: BM = 96 is not offered on l40s. Use some of 64, 128",
+        "line 2: BN = 80, 48 is not offered on l40s. Use some of 32, 64, 128",
+    )
+
+
+def test_params_must_leave_the_search_something_legal() -> None:
+    many = CODE_EXAMPLE.replace("{64, 128}", "{64}") + "Param warps = 8\nParam stages = 3\n"
+    many = "".join(sorted(many.splitlines(True), key=lambda x: not x.startswith("Param")))
+    (fault,) = searched(many)
+    assert "is legal on l40s: BM/warps = 8 rows a warp is not 16, 32, 48 or 64" in fault
 
 
 def test_hostile_text_is_answered_at_once() -> None:

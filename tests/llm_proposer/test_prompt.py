@@ -19,6 +19,7 @@ from searches import (
     SHAPES,
     SKETCH,
     SUBJECT,
+    SYNC_SPACE,
 )
 
 from codegen.errors import TLError
@@ -51,7 +52,9 @@ def attention(q, k, v):
     s = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
     return torch.sigmoid(s - math.log(k.shape[-2])) @ v
 """
-TASK = Task(GQA, GPUS["l40s"], SHAPES, words="causal attention with a softcap of 30")
+TASK = Task(
+    GQA, GPUS["l40s"], SHAPES, words="causal attention with a softcap of 30", space=SYNC_SPACE
+)
 FAULTY = SKETCH.replace("K.T", "K").replace("  Compute Softmax S\n", "  Compute Foo S\n")
 JUDGED = Rejected(TrialClass.WRONG_OUTPUT, Stage.VERIFY, "worst row 17: 0.31 off\ncosine 0.97")
 

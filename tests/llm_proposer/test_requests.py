@@ -24,6 +24,7 @@ from llm_proposer.errors import Pending
 from llm_proposer.prompt import Task, sketch_prompt
 from llm_proposer.providers import batch
 from llm_proposer.requests import main, requests, write
+from space.constraints import space_for
 from space.gpu import GPUS
 from space.params import Point
 from space.variant import DType, Problem, paper_shapes, variant_named
@@ -65,7 +66,8 @@ def test_what_a_run_asks_first_is_among_them(tmp_path: Path) -> None:
     write(tmp_path, "m", ["l40s"])
     before = (tmp_path / "requests-0001.jsonl").read_bytes()
     shapes = tuple(s for c in (False, True) for s in paper_shapes(variant_named("mla"), c))
-    task = Task(Problem("mla", DType.BF16, 192, 128, True), GPUS["l40s"], shapes)
+    problem = Problem("mla", DType.BF16, 192, 128, True)
+    task = Task(problem, GPUS["l40s"], shapes, space=space_for(problem, GPUS["l40s"]))
     with pytest.raises(Pending):
         batch.connect(str(tmp_path), "m").complete(sketch_prompt(task))
     assert [p.name for p in tmp_path.glob("*.jsonl")] == ["requests-0001.jsonl"]

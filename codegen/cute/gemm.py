@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from codegen.cute.copies import stage_offset
 from codegen.cute.layout import SharedLayout
-from codegen.cute.plan import Buffer, KernelPlan, LoopPlan, number
+from codegen.cute.plan import Buffer, KernelPlan, LoopPlan
+from codegen.cute.structure import number
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast

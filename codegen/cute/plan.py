@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from codegen.cute.expressions import cxx
 from codegen.cute.layout import Fragment, SharedLayout
 from codegen.cute.pipeline import Pipeline, TileUse, schedule
+from codegen.cute.structure import (
+    block_rows,
+    copies,
+    is_key_loop,
+    loads,
+    mask_kind,
+    number,
+    number_columns,
+    reads,
+    stores,
+    used_scalars,
+    uses_name,
+    window_scalars,
+)
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
@@ -124,13 +137,6 @@ class KernelPlan:
         return next(p for p in self.loops if p.body is stmt.body)
 
 
-def number(expr: ast.Expr) -> int:
-    """Return the value of a bound size. Raises PlanError when it is not a number."""
-    if isinstance(expr, ast.Num):
-        return int(expr.value)
-    raise PlanError(f"size {expr!r} is not a number in a bound program")
-
-
 def plan_kernel(
     program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: GpuSpec
 ) -> KernelPlan:
@@ -204,41 +210,6 @@ def swizzle_for(columns: int, swizzle: int) -> int:
     return swizzle if swizzle and columns * 2 % swizzle == 0 else 0
 
 
-def copies(
-    statements: Iterable[ast.Stmt], src: ast.Memory, dst: ast.Memory
-) -> tuple[ast.Copy, ...]:
-    """Return the copies from `src` to `dst` among `statements`, in order."""
-    return tuple(s for s in statements if isinstance(s, ast.Copy) and (s.src, s.dst) == (src, dst))
-
-
-def loads(statements: Iterable[ast.Stmt]) -> tuple[ast.Copy, ...]:
-    """Return the copies from global to shared memory."""
-    return copies(statements, ast.Memory.GLOBAL, ast.Memory.SHARED)
-
-
-def stores(statements: Iterable[ast.Stmt]) -> tuple[ast.Copy, ...]:
-    """Return the copies from registers to global memory."""
-    return copies(statements, ast.Memory.REGISTER, ast.Memory.GLOBAL)
-
-
-def block_rows(kernel: ast.Kernel) -> int:
-    """Rows of the block: those of the tiles indexed by block_idx."""
-    for stmt in ast.walk(kernel.body):
-        if isinstance(stmt, ast.Copy) and stmt.coords and stmt.shape:
-            first = stmt.coords[0].index
-            if isinstance(first, ast.Name) and first.id == "block_idx":
-                return number(stmt.shape[0])
-    raise PlanError(f"no tile of kernel {kernel.name} is indexed by block_idx")
-
-
-def number_columns(kernel: ast.Kernel, name: str) -> int:
-    """Columns of the register tile of `name`. Raises PlanError when it has none."""
-    tile = kernel.tile(name, ast.Memory.REGISTER)
-    if tile is None:
-        raise PlanError(f"{name} has no register tile")
-    return tile.columns
-
-
 def _a_fragments(program: ast.Program, kernel: ast.Kernel, looped: set[str]) -> tuple[str, ...]:
     """Tiles read as an A operand from registers: copied there by the program, or by choice."""
     to_registers = copies(ast.walk(kernel.body), ast.Memory.SHARED, ast.Memory.REGISTER)
@@ -290,24 +261,6 @@ def _scale_before(before: tuple[ast.Stmt, ...], scores: str) -> ast.Custom | Non
     return None
 
 
-def mask_kind(stmt: ast.Custom) -> str:
-    """The kind of a Mask statement: causal, window, bias or padding."""
-    arg = stmt.args[0] if stmt.args else ast.Name("padding")
-    if isinstance(arg, ast.Name):
-        return arg.id
-    if isinstance(arg, ast.Call):
-        return arg.function
-    raise PlanError(f"mask {arg!r} is not causal, window(l, r), bias(B) or padding")
-
-
-def is_key_loop(loop: ast.For) -> bool:
-    """Whether a loop runs over the tiles of the key rows: hi is N / BN."""
-    hi = loop.hi
-    if isinstance(hi, ast.Name) and hi.id == "split_end":
-        return True
-    return isinstance(hi, ast.BinOp) and hi.op == "/" and hi.left == ast.Name("N")
-
-
 def loop_plan(program: ast.Program, kernel: ast.Kernel, loop: ast.For, stages: int) -> LoopPlan:
     uses = []
     for stmt in loads(loop.body):
@@ -315,7 +268,7 @@ def loop_plan(program: ast.Program, kernel: ast.Kernel, loop: ast.For, stages: i
         readers = [
             k for k, s in enumerate(loop.body)
             if (isinstance(s, ast.Gemm) and stmt.name in (s.a.name, s.b.name))
-            or (isinstance(s, ast.For) and _reads(s.body, stmt.name))
+            or (isinstance(s, ast.For) and reads(s.body, stmt.name))
         ]  # fmt: skip
         if not readers:
             raise PlanError(f"{stmt.name} is copied in loop {loop.var} and never read there")
@@ -328,10 +281,6 @@ def loop_plan(program: ast.Program, kernel: ast.Kernel, loop: ast.For, stages: i
         loop.var, key_tiles, columns, loop.hi, loop.lo, loop.body,
         schedule(tuple(uses)) if uses else None, masks, peel,
     )  # fmt: skip
-
-
-def _reads(body: tuple[ast.Stmt, ...], name: str) -> bool:
-    return any(isinstance(s, ast.Gemm) and name in (s.a.name, s.b.name) for s in ast.walk(body))
 
 
 def _masks(kernel: ast.Kernel, loop: ast.For) -> list[MaskPlan]:
@@ -440,50 +389,13 @@ def register_tiles(
     return fragments, tuple(t.name for t in tiles if t.columns == 1)
 
 
-def _uses_name(kernel: ast.Kernel, name: str) -> bool:
-    return any(
-        isinstance(s, ast.Copy) and any(c.index == ast.Name(name) for c in s.coords)
-        for s in ast.walk(kernel.body)
-    )
-
-
 def _grid(program: ast.Program, kernel: ast.Kernel, rows: int) -> tuple[GridAxis, ...]:
     axes = [GridAxis("M", rows)]
-    if _uses_name(kernel, "block_n"):
+    if uses_name(kernel, "block_n"):
         axes.append(GridAxis("N", program.param("BN")))
     if any(isinstance(s, ast.For) and s.hi == ast.Name("split_end") for s in ast.walk(kernel.body)):
         axes.append(GridAxis(str(program.param("num_splits")), 1))
     return (*axes, GridAxis("heads", 1), GridAxis("batch", 1))
-
-
-def used_scalars(program: ast.Program, kernel: ast.Kernel) -> tuple[str, ...]:
-    """Run-time scalars this kernel reads, in the program's order."""
-    used: set[str] = set()
-    for stmt in ast.walk(kernel.body):
-        if isinstance(stmt, ast.Custom):
-            used |= {a.id for a in stmt.args if isinstance(a, ast.Name)}
-            used |= set(_window_names(stmt))
-        elif isinstance(stmt, ast.Arith) and isinstance(stmt.b, str):
-            used.add(stmt.b)
-    return tuple(s for s in program.scalars if s in used)
-
-
-def _window_names(stmt: ast.Custom) -> list[str]:
-    """Run-time whole numbers of a window mask."""
-    if stmt.op != "Mask" or mask_kind(stmt) != "window":
-        return []
-    assert isinstance(stmt.args[0], ast.Call)
-    return [a.id for a in stmt.args[0].args if isinstance(a, ast.Name)]
-
-
-def window_scalars(kernel: ast.Kernel) -> set[str]:
-    """Names of the run-time whole numbers of all window masks."""
-    return {
-        name
-        for s in ast.walk(kernel.body)
-        if isinstance(s, ast.Custom)
-        for name in _window_names(s)
-    }
 
 
 def _args(program: ast.Program, kernel: ast.Kernel) -> tuple[Arg, ...]:

@@ -7,23 +7,16 @@ order, a ring's slot and phase are functions of one running count, and every con
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from codegen.cute.copies import Source
-from codegen.cute.emit import tile_position
-from codegen.cute.plan import Buffer, LoopPlan
+from codegen.cute.sm90_consumer import Consumer
 from codegen.cute.sm90_plan import Ring, Sm90Plan
-from codegen.cute.statements import Statements, comment
+from codegen.cute.sm90_writer import Sm90Writer
+from codegen.cute.statements import comment
 from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
-from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, define_product, product_name
+from codegen.cute.wgmma import PANEL_COLUMNS, define_product
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
 from codegen.cute.writer import Writer
-from codegen.errors import PlanError
 from codegen.kernel import ArgKind
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
-from space.hopper import WARPGROUP_ROWS
-from space.variant import DType
 
 STEP = 16
 
@@ -66,9 +59,6 @@ template <int N> __device__ __forceinline__ void registers_down() {
 constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000,
                    kEvictLast = 0x14f0000000000000;
 """
-#: named barriers: 0 is __syncthreads
-OUT_BARRIER = 1
-TURN_BARRIER = 8
 
 
 def emit_sm90(plan: Sm90Plan) -> str:
@@ -76,38 +66,12 @@ def emit_sm90(plan: Sm90Plan) -> str:
     return _Emitter(plan).text()
 
 
-class _Wgmma(Statements):
-    """Statements whose GEMMs are wgmma; `drain` writes the wait that the rescale needs."""
+class _Emitter(Sm90Writer):
+    """Writes the frame of the kernel and its producer."""
 
-    drain: Callable[[], None] | None = None
-
-    def declare(self) -> None:
-        """Declare register tiles and softmax states."""
-        for name, f in self.plan.fragments:
-            self.out.line(f"float {name}[{f.m_atoms}][{f.n_atoms}][4];")
-        for name in self.plan.row_vectors:
-            self.out.line(f"float {name}[1][2];")
-        self.softmaxes.declare()
-
-    def emit(self, stmt: ast.Stmt, inside: LoopPlan | None) -> None:
-        """Lower one statement."""
-        if isinstance(stmt, ast.Custom) and stmt.op == "Softmax":
-            comment(self.out, stmt)
-            self.softmaxes.step(self.plan.softmax(stmt.name), self.drain)
-        else:
-            super().emit(stmt, None)
-
-
-class _Emitter:
     def __init__(self, plan: Sm90Plan) -> None:
-        self.plan, self.out = plan, Writer()
-        self.statements = _Wgmma(plan.base, _NoCopies(), self.out)
-        self.row_ring = next(r for r in plan.rings if r.per_tile)
-        gemms = [s for s in (*plan.front, *plan.back) if isinstance(s, ast.Gemm)]
-        self.front_gemm, self.back_gemm = gemms
-        self.k = plan.ring(self.front_gemm.b.name)
-        self.v = plan.ring(self.back_gemm.b.name)
-        self.var = plan.loop.var
+        self.consumer = Consumer(plan, Writer())
+        super().__init__(plan, self.consumer.out, self.consumer.statements)
 
     # ---- frame ---------------------------------------------------------------------------------
 
@@ -127,15 +91,10 @@ class _Emitter:
         out.lines(WGMMA_PRELUDE)
         dtype = base.problem.dtype
         define_product(out, dtype, self.k.rows, False, b_rows=False)
-        define_product(out, dtype, self._out_columns(), True, b_rows=True)
+        define_product(out, dtype, self.out_columns(), True, b_rows=True)
         out.line()
         self._kernel()
         return out.text()
-
-    def _out_columns(self) -> int:
-        fragment = self.plan.base.fragment(self.back_gemm.out)
-        assert fragment is not None
-        return fragment.columns
 
     def _kernel(self) -> None:
         plan, out = self.plan, self.out
@@ -175,49 +134,7 @@ class _Emitter:
             with out.block("if (warpgroup == 0)"):
                 self._producer()
             with out.block("else"):
-                self._consumer()
-
-    def _tiles(self, body: Callable[[], None], following: Callable[[], None]) -> None:
-        """Write the walk over tiles; `following` writes how the next one is found."""
-        out, plan = self.out, self.plan
-        out.line("int tile = blockIdx.x;")
-        out.line("#pragma unroll 1")
-        with out.block("while (tile < tiles)"):
-            tile_position(plan.base, out, "tile")
-            out.line(f"int const row0 = block_idx * {plan.base.rows};")
-            self.statements.loop_bounds(plan.loop)
-            body()
-            if plan.scheduler == 2:
-                following()
-            else:
-                out.line(f"tile += {'tiles' if plan.scheduler == 0 else 'gridDim.x'};")
-
-    def _draw_tile(self) -> None:
-        """The producer draws the next tile's number and publishes it to the consumers."""
-        out, first = self.out, self.plan.tile_barrier
-        out.line("// each tile past the grid is drawn once, each block draws once in vain")
-        with out.block(""):
-            out.line("int const ticket = atomicAdd(tickets, 1);")
-            out.line(
-                "if (ticket == tiles - 1) *tickets = 0;  // the last: ready for the next launch"
-            )
-            out.line("tile = gridDim.x + ticket;")
-            out.line("uint32_t const slot = drawn % 2;")
-            out.line(f"wait({first + 2} + slot, (drawn / 2 & 1) ^ 1);")
-            out.line("tile_slots()[slot] = tile;")
-            out.line(f"arrive({first} + slot);")
-            out.line("++drawn;")
-
-    def _read_tile(self) -> None:
-        """A consumer reads the tile's number that the producer published."""
-        out, first = self.out, self.plan.tile_barrier
-        with out.block(""):
-            out.line("uint32_t const slot = drawn % 2;")
-            out.line(f"wait({first} + slot, drawn / 2 & 1);")
-            out.line("tile = tile_slots()[slot];")
-            out.line("__syncwarp();")
-            out.line(f"if (lane == 0) arrive({first + 2} + slot);")
-            out.line("++drawn;")
+                self.consumer.write()
 
     # ---- producer ------------------------------------------------------------------------------
 
@@ -229,7 +146,7 @@ class _Emitter:
                 out.line(f"uint32_t {ring.name}_count = 0;")
             if plan.scheduler == 2:
                 out.line("uint32_t drawn = 0;")
-            self._tiles(self._producer_tile, self._draw_tile)
+            self.tiles(self._producer_tile, self.draw_tile)
 
     def _producer_tile(self) -> None:
         out, plan, var = self.out, self.plan, self.var
@@ -276,318 +193,3 @@ class _Emitter:
                 )
                 out.line(f"    panel * {PANEL_COLUMNS}, {row}, {head}, batch);")
             out.line(f"++{name}_count;")
-
-    # ---- consumers -----------------------------------------------------------------------------
-
-    def _consumer(self) -> None:
-        out, plan = self.out, self.plan
-        out.line(f"registers_up<{plan.consumer_registers}>();")
-        out.line("int const tid = threadIdx.x - 128, lane = tid & 31, warp = tid >> 5;")
-        out.line("int const consumer = warpgroup - 1;")
-        out.line("bool const leader = tid % 128 == 0;  // arrives and stores for its warpgroup")
-        for ring in plan.rings:
-            out.line(f"uint32_t {ring.name}_count = 0;")
-        if plan.pingpong:
-            out.line("// the first warpgroup has the first turn")
-            out.line(f"if (consumer == {plan.consumers - 1}) named_arrive({TURN_BARRIER}, 256);")
-        if plan.scheduler == 2:
-            out.line("uint32_t drawn = 0;")
-        self._tiles(self._consumer_tile, self._read_tile)
-        out.line('if (leader) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");')
-
-    def _consumer_tile(self) -> None:
-        out, plan, var = self.out, self.plan, self.var
-        out.line(f"int const own_row0 = row0 + consumer * {WARPGROUP_ROWS};")
-        own = plan.skip and bool(plan.loop.masks)
-        if own:
-            self.statements.loop_bounds(plan.loop, "own_row0", WARPGROUP_ROWS, "_own")
-        elif plan.loop.masks:
-            # the masks' edge is the warpgroup's own even where the loop's end is the block's
-            self.statements.loop_bounds(plan.loop, "own_row0", WARPGROUP_ROWS, "_own")
-        hi = f"{var}_hi_own" if own else f"{var}_hi"
-        self.statements.declare()
-        for stmt in plan.before:
-            self.statements.emit(stmt, None)
-        row_ring = self.row_ring
-        self._wait_full(row_ring)
-        out.line(f"int {var} = {var}_lo;")
-        if plan.overlap:
-            self._overlapped(hi)
-        else:
-            self._serial(hi)
-            self._release_rows()
-        if own:
-            self._pass_over(hi)
-        for stmt in plan.after:
-            if isinstance(stmt, ast.Copy):
-                self._store(stmt)
-            else:
-                self.statements.emit(stmt, None)
-        out.line(f"++{row_ring.name}_count;")
-
-    def _serial(self, hi: str) -> None:
-        out, var = self.out, self.var
-        out.line("#pragma unroll 1")
-        with out.block(f"for (; {var} < {hi}; ++{var})"):
-            self._scores()
-            self._pass_turn()
-            self._drain(0, self.front_gemm.out)
-            self._release(self.k)
-            self._front(None)
-            self._reshape()
-            self._accumulate()
-            self._drain(0, self.back_gemm.out)
-            self._release(self.v)
-
-    def _overlapped(self, hi: str) -> None:
-        out, var = self.out, self.var
-        p = self.back_gemm.a.name
-        fragment = self.plan.base.fragment(p)
-        assert fragment is not None
-        out.line(f"uint32_t {p}_a[1][{fragment.columns // STEP}][4];")
-        with out.block(f"if ({var} < {hi})"):
-            self._scores()
-            self._pass_turn()
-            self._drain(0, self.front_gemm.out)
-            self._release(self.k)
-            self._front(None)
-            self._reshape(declare=False)
-            out.line("#pragma unroll 1")
-            with out.block(f"for (++{var}; {var} < {hi}; ++{var})"):
-                self._next_tile()
-            self._accumulate()
-            self._release_rows()
-            self._drain(0, self.back_gemm.out)
-            self._release(self.v)
-        with out.block("else"):
-            self._release_rows()
-
-    def _next_tile(self) -> None:
-        """Issue this tile's scores and the last one's product; then the softmax between them."""
-        self._scores()
-        self._accumulate()
-        self._pass_turn()
-        self._drain(1, self.front_gemm.out)
-        self._release(self.k)
-
-        def drain() -> None:
-            self._drain(0, self.back_gemm.out)
-            self._release(self.v)
-
-        self._front(drain)
-        self._reshape(declare=False)
-
-    def _release_rows(self) -> None:
-        """The row tile is read no more: its products have been waited for."""
-        if not self.plan.out_in_rows:
-            ring = self.row_ring
-            self.out.line(f"if (leader) arrive({ring.empty} + {ring.name}_count % {ring.stages});")
-
-    def _pass_turn(self) -> None:
-        """Let the next warpgroup issue its products."""
-        if self.plan.pingpong:
-            after = f"(consumer + 1) % {self.plan.consumers}"
-            self.out.line(f"named_arrive({TURN_BARRIER} + {after}, 256);")
-
-    def _drain(self, pending: int, accumulator: str) -> None:
-        """Wait until at most `pending` batches of products are in flight; then read the result."""
-        self.out.line(f"warpgroup_wait<{pending}>();")
-        self.out.line(f"hold({accumulator});")
-
-    def _pass_over(self, hi: str) -> None:
-        """Keep the rings' counts equal for tiles that none of this warpgroup's rows sees."""
-        out, var = self.out, self.var
-        out.line("// tiles of later rows: all their keys are hidden from this warpgroup")
-        out.line("#pragma unroll 1")
-        with out.block(f"for ({var} = max({hi}, {var}_lo); {var} < {var}_hi; ++{var})"):
-            for ring in (self.k, self.v):
-                self._wait_full(ring)
-                self._release(ring)
-            if self.plan.pingpong:
-                out.line(f"named_sync({TURN_BARRIER} + consumer, 256);")
-                self._pass_turn()
-
-    def _release(self, ring: Ring) -> None:
-        """Give the slot in use back to the producer and step on."""
-        out, name = self.out, ring.name
-        out.line(f"if (leader) arrive({ring.empty} + {name}_count % {ring.stages});")
-        out.line(f"++{name}_count;")
-
-    def _wait_full(self, ring: Ring) -> None:
-        name, stages = ring.name, ring.stages
-        self.out.line(
-            f"wait({ring.barrier} + {name}_count % {stages}, {name}_count / {stages} & 1);"
-        )
-
-    def _scores(self) -> None:
-        """Issue the front's product for the tile K_count stands at."""
-        out, stmt, k, q = self.out, self.front_gemm, self.k, self.row_ring
-        if not stmt.b.transposed or stmt.a.name != q.name:
-            raise PlanError("the Hopper back end lowers row tile times key tile transposed")
-        comment(out, stmt)
-        self._wait_full(k)
-        if self.plan.pingpong:
-            out.line(f"named_sync({TURN_BARRIER} + consumer, 256);")
-        with out.block(""):
-            out.line(
-                f"uint64_t const a = tile_descriptor(smem_at + {q.offset} + "
-                f"{q.name}_count % {q.stages} * {q.stage_bytes} + "
-                f"consumer * {WARPGROUP_ROWS * ROW_BYTES}, 16);"
-            )
-            out.line(
-                f"uint64_t const b = tile_descriptor(smem_at + {k.offset} + "
-                f"{k.name}_count % {k.stages} * {k.stage_bytes}, 16);"
-            )
-            out.line("warpgroup_fence();")
-            name = product_name(k.rows, False, False)
-            with out.unrolled("k", -(-k.columns // STEP)):
-                out.line("int const panel = k / 4, within = k % 4 * 32;")
-                out.line(
-                    f"{name}({stmt.out}, a + (panel * {q.panel_bytes} + within) / 16, "
-                    f"b + (panel * {k.panel_bytes} + within) / 16, k > 0);"
-                )
-            out.line("warpgroup_commit();")
-
-    def _accumulate(self) -> None:
-        """Issue the back's product for the tile V_count stands at."""
-        out, stmt, v = self.out, self.back_gemm, self.v
-        comment(out, stmt)
-        self._wait_full(v)
-        with out.block(""):
-            out.line(
-                f"uint64_t const b = tile_descriptor(smem_at + {v.offset} + "
-                f"{v.name}_count % {v.stages} * {v.stage_bytes}, {v.panel_bytes});"
-            )
-            out.line("warpgroup_fence();")
-            name = product_name(self._out_columns(), True, True)
-            with out.unrolled("k", v.rows // STEP):
-                out.line(
-                    f"{name}({stmt.out}, {stmt.a.name}_a[0][k], b + k * {2 * CORE_BYTES // 16}, 1);"
-                )
-            out.line("warpgroup_commit();")
-
-    def _front(self, drain: Callable[[], None] | None) -> None:
-        """Everything between the scores and the Reshape, masks where they are planned."""
-        plan, statements = self.plan, self.statements
-        softmax = any(isinstance(s, ast.Custom) and s.op == "Softmax" for s in plan.front)
-        statements.drain = drain if softmax else None
-        body = plan.loop.body
-        reshape = next(k for k, s in enumerate(body) if isinstance(s, ast.Reshape))
-        pending: list[tuple[int, ast.Stmt]] = [
-            (body.index(s), s) for s in plan.front if not isinstance(s, ast.Gemm)
-        ]
-        if (rare := self._rarely_touched(pending)) is not None:
-            with self.out.block(f"if ({rare})"):
-                for at, stmt in pending[:1]:
-                    statements.emit(stmt, None)
-                    self._masks_at(at + 1)
-            done, pending = pending[0][0] + 1, pending[1:]
-        else:
-            done = -1
-        for at, stmt in pending:
-            if at != done:
-                self._masks_at(at)
-            statements.emit(stmt, None)
-        self._masks_at(reshape)
-        if drain is not None and not softmax:
-            drain()
-
-    def _rarely_touched(self, pending: list[tuple[int, ast.Stmt]]) -> str | None:
-        """C++ for «this tile's scores change before the softmax»: one branch for sign and masks.
-
-        None when the front does not start with a scale that is folded into the softmax.
-        """
-        at, first = pending[0]
-        folded = [s.scores for s in self.plan.base.softmaxes if s.scale_folded]
-        if not (isinstance(first, ast.Custom) and first.op == "Scale" and first.name in folded):
-            return None
-        masks = [m for m in self.plan.loop.masks if m.at == at + 1]
-        if any(m.window for m in masks):
-            return None
-        touched = [f"{self.var} >= {self.var}_full_own"] if masks else []
-        return " || ".join([*touched, "scale < 0.f"])
-
-    def _masks_at(self, at: int) -> None:
-        loop = self.plan.loop
-        for mask in loop.masks:
-            if mask.at == at:
-                stated = self.statements.is_mask(loop.body[at], mask)
-                own = ("own_row0", WARPGROUP_ROWS, "_own")
-                stmt = loop.body[at] if stated else None
-                self.statements.mask(loop, mask, stmt, always=False, own=own)
-
-    def _reshape(self, declare: bool = True) -> None:
-        stmt = self.plan.back[0]
-        assert isinstance(stmt, ast.Reshape)
-        comment(self.out, stmt)
-        self.statements.gemms.pack(stmt.name, declare)
-
-    # ---- epilogue ------------------------------------------------------------------------------
-
-    def _store(self, stmt: ast.Copy) -> None:
-        """Registers to this warpgroup's part of O's buffer, and from there by TMA."""
-        out, plan = self.out, self.plan
-        fragment = plan.base.fragment(stmt.name)
-        assert fragment is not None
-        panel_count = -(-fragment.columns // PANEL_COLUMNS)
-        tensor = stmt.target or stmt.name
-        comment(out, stmt)
-        if not plan.out_in_rows:
-            out.line("// the previous tile's store has read the buffer")
-            out.line('if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");')
-            out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
-        own = WARPGROUP_ROWS * ROW_BYTES
-        ring = self.row_ring
-        slot = f" + {ring.name}_count % {ring.stages} * {ring.stage_bytes}"
-        slot = slot if plan.out_in_rows else ""
-        out.line(f"uint32_t const out_at = {plan.out_offset}{slot} + consumer * {own};")
-        out.line("int const out_row = warp % 4 * 16 + (lane & 15);")
-        chunk = f"((n % 8 + (lane >> 4)) ^ (out_row & 7)) * {CHUNK_BYTES}"
-        at = f"out_at + n / 8 * {plan.out_panel_bytes} + out_row * {ROW_BYTES} + {chunk}"
-        out.line("#pragma unroll")
-        with out.block(f"for (int n = 0; n + 1 < {fragment.n_atoms}; n += 2)"):
-            out.line(f"float const(&x)[4] = {stmt.name}[0][n];")
-            out.line(f"float const(&y)[4] = {stmt.name}[0][n + 1];")
-            out.line("SM90_U32x4_STSM_N::copy(pack(x[0], x[1]), pack(x[2], x[3]),")
-            out.line("    pack(y[0], y[1]), pack(y[2], y[3]),")
-            out.line(f"    *reinterpret_cast<uint128_t*>(smem + {at}));")
-        if fragment.n_atoms % 2:
-            with out.block(""):
-                out.line(f"int const n = {fragment.n_atoms - 1};")
-                out.line(f"float const(&x)[4] = {stmt.name}[0][n];")
-                out.line("SM90_U32x2_STSM_N::copy(pack(x[0], x[1]), pack(x[2], x[3]),")
-                out.line(f"    *reinterpret_cast<uint128_t*>(smem + {at}));")
-        out.line("tma_store_fence();")
-        out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
-        with out.block("if (leader && own_row0 < M)"):
-            with out.unrolled("panel", panel_count):
-                out.line(
-                    f"SM90_TMA_STORE_4D::copy(&map{tensor}, smem + out_at + "
-                    f"panel * {plan.out_panel_bytes},"
-                )
-                out.line(f"    panel * {PANEL_COLUMNS}, own_row0, head, batch);")
-            out.line("tma_store_arrive();")
-        if plan.out_in_rows:
-            with out.block("if (leader)"):
-                out.line("// the row tile's buffer is free once the store has read it")
-                out.line('asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");')
-                out.line(f"arrive({ring.empty} + {ring.name}_count % {ring.stages});")
-
-
-class _NoCopies:
-    """A Hopper kernel's tiles travel by TMA: its statements never copy thread by thread."""
-
-    arch = "sm_90a"
-    asynchronous = False
-
-    def prelude(self, out: Writer, dtype: DType) -> None:
-        raise PlanError("the Hopper back end writes its own prelude")
-
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source) -> None:
-        raise PlanError(f"{buffer.name} travels by TMA")
-
-    def issue(self, buffer: Buffer, index: str) -> str:
-        raise PlanError(f"{buffer.name} travels by TMA")
-
-    def land(self, out: Writer, buffers: tuple[Buffer, ...], index: str, pending: int) -> None:
-        raise PlanError("tiles travel by TMA")

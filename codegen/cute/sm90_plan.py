@@ -10,19 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.cute.plan import (
-    KernelPlan,
-    LoopPlan,
-    block_rows,
-    loads,
-    loop_plan,
-    number,
-    register_tiles,
-    softmax_plans,
-    stores,
-    used_scalars,
-)
+from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
 from codegen.cute.protocol import check_protocol
+from codegen.cute.structure import block_rows, loads, number, stores, used_scalars
 from codegen.cute.wgmma import PANEL_COLUMNS, ROW_BYTES
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis

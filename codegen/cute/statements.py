@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+
 from codegen.cute.copies import Source
 from codegen.cute.expressions import Environment, cxx
 from codegen.cute.gemm import GemmLowering, load_a_fragments
-from codegen.cute.layout import Fragment, SharedLayout
-from codegen.cute.plan import (
-    POSITIONAL_MASKS,
-    Buffer,
-    KernelPlan,
-    LoopPlan,
-    MaskPlan,
-    mask_kind,
-    number,
-    swizzle_for,
+from codegen.cute.plan import POSITIONAL_MASKS, Buffer, KernelPlan, LoopPlan, MaskPlan
+from codegen.cute.register_copies import (
+    RegisterCopies,
+    element_row,
+    fragment_of,
+    tensor_of,
 )
 from codegen.cute.softmax import SoftmaxLowering
+from codegen.cute.structure import mask_kind, number
 from codegen.cute.target import Target
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
@@ -93,6 +93,7 @@ class Statements:
         self.gemms = GemmLowering(plan, out)
         self.softmaxes = SoftmaxLowering(plan, out)
         self.environment: Environment = {}
+        self.copies = RegisterCopies(plan, target, out)
 
     # ---- declarations --------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Statements:
 
     def define_copy(self, stmt: ast.Copy, buffer: Buffer, var: str | None) -> None:
         """Define the lambdas that copy a tile; `var` is the loop variable its index stands for."""
-        tensor = self._tensor(stmt)
+        tensor = tensor_of(self.plan, stmt)
         environment = {**self.environment, **({var: "index"} if var else {})}
         rows = number(stmt.shape[0])
         first_column = columns = ""
@@ -187,7 +188,7 @@ class Statements:
         `own` gives (first row, rows, suffix) when the loop's bounds are those of fewer rows.
         """
         out, var = self.out, loop.var
-        fragment = self._fragment(mask.scores)
+        fragment = fragment_of(self.plan, mask.scores)
         if stmt is not None:
             comment(out, stmt)
         out.line(f"// keys of tile {var} that a row must not see")
@@ -202,7 +203,7 @@ class Statements:
             out.unrolled("m", fragment.m_atoms),
             out.unrolled("r", 2),
         ):
-            out.line(f"int const row = {self._row(fragment.rows_per_warp, 'row0')};")
+            out.line(f"int const row = {element_row(fragment.rows_per_warp, 'row0')};")
             first = f"{var} * {loop.columns} + (lane & 3) * 2"
             ends = ["N - 1"]
             if mask.causal:
@@ -304,18 +305,6 @@ class Statements:
 
     # ---- elements ------------------------------------------------------------------------------
 
-    def _fragment(self, name: str) -> Fragment:
-        fragment = self.plan.fragment(name)
-        if fragment is None:
-            raise PlanError(f"{name} is not a tile in registers")
-        return fragment
-
-    def _tensor(self, stmt: ast.Copy) -> ast.Tensor:
-        tensor = self.plan.kernel.tensor(stmt.target or stmt.name)
-        if tensor is None:
-            raise PlanError(f"{stmt.target or stmt.name} is not a tensor in global memory")
-        return tensor
-
     def _is_vector(self, name: str) -> bool:
         return name in self.plan.row_vectors
 
@@ -327,9 +316,8 @@ class Statements:
             return f"{name}[m][n][e]"
         return name
 
-    def _each(self, name: str, value: object, target: str) -> None:
+    def _each(self, name: str, value: Callable[[str], str], target: str) -> None:
         """Assign `value(element)` to every element of `target`."""
-        assert callable(value)
         vector = self._is_vector(target)
         with self._elements(target, vector):
             self.out.line(
@@ -345,22 +333,21 @@ class Statements:
             text = ARITHMETIC[op].format(a=left, b=right)
             self.out.line(f"{self._element(target, vector)} = {text};")
 
-    def _elements(self, name: str, vector: bool):  # type: ignore[no-untyped-def]
-        from contextlib import ExitStack
-
+    def _elements(self, name: str, vector: bool) -> ExitStack:
+        """Loops over the elements of a tile, or of a row vector."""
         stack = ExitStack()
         if vector:
             stack.enter_context(self.out.unrolled("m", self.plan.rows // self.plan.warps // 16))
             stack.enter_context(self.out.unrolled("r", 2))
         else:
-            fragment = self._fragment(name)
+            fragment = fragment_of(self.plan, name)
             stack.enter_context(self.out.unrolled("m", fragment.m_atoms))
             stack.enter_context(self.out.unrolled("n", fragment.n_atoms))
             stack.enter_context(self.out.unrolled("e", 4))
         return stack
 
     def _reduce(self, op: str, name: str, target: str) -> None:
-        fragment = self._fragment(name)
+        fragment = fragment_of(self.plan, name)
         out = self.out
         join = "fmaxf(x, {y})" if op == "RowMax" else "x + {y}"
         quad = "quad_max" if op == "RowMax" else "quad_sum"
@@ -378,132 +365,8 @@ class Statements:
         elif (stmt.src, stmt.dst) == (ast.Memory.SHARED, ast.Memory.REGISTER):
             self.load_a_fragments(stmt.name)
         elif (stmt.src, stmt.dst) == (ast.Memory.REGISTER, ast.Memory.GLOBAL):
-            self._store(stmt, inside)
+            self.copies.store(stmt, inside)
         elif (stmt.src, stmt.dst) == (ast.Memory.GLOBAL, ast.Memory.REGISTER):
-            self._load(stmt)
+            self.copies.load(stmt)
         else:
             raise PlanError(f"no lowering for {to_text(stmt).strip()}")
-
-    def _row(self, rows_per_warp: int, index: str) -> str:
-        return f"{index} + warp * {rows_per_warp} + m * 16 + r * 8 + lane / 4"
-
-    def _address(self, stmt: ast.Copy, tensor: ast.Tensor, row: str, column: str) -> str:
-        """C++ for the address of (row, column); a workspace is [axes, planes, M, columns]."""
-        for coord in stmt.coords:
-            if coord.axis == "D":
-                size = number(stmt.shape[1])
-                column = f"({cxx(coord.index, self.environment)}) * {size} + {column}"
-        if not tensor.workspace:
-            base = f"g{tensor.name}"
-            if tensor.output:
-                base += f" + batch * {tensor.name}_stride_b + head * {tensor.name}_stride_h"
-            return f"{base} + int64_t({row}) * {tensor.name}_stride_s + {column}"
-        lead = next(
-            (cxx(c.index, self.environment) for c in stmt.coords if c.axis in tensor.axes), "0"
-        )
-        at = f"((int64_t({lead}) * planes + plane) * M + ({row})) * {tensor.columns} + {column}"
-        return f"g{tensor.name} + {at}"
-
-    def _store(self, stmt: ast.Copy, inside: LoopPlan | None) -> None:
-        tensor, out = self._tensor(stmt), self.out
-        index = f"({cxx(stmt.coords[0].index, self.environment)}) * {number(stmt.shape[0])}"
-        limit = "M" if tensor.rows is ast.Rows.QUERY else "N"
-        if self._is_vector(stmt.name):
-            rows_per_warp = self.plan.rows // self.plan.warps
-            with out.unrolled("m", rows_per_warp // 16), out.unrolled("r", 2):
-                out.line(f"int const row = {self._row(rows_per_warp, index)};")
-                at = self._address(stmt, tensor, "row", "0")
-                out.line(f"if (lane % 4 == 0 && row < {limit}) *({at}) = {stmt.name}[m][r];")
-            return
-        fragment = self._fragment(stmt.name)
-        staged = self.plan.epilogue_smem and inside is None and tensor.elem is ast.Elem.OPERAND
-        if staged:
-            self._store_staged(stmt, tensor, fragment, index, limit)
-            return
-        bound = "" if isinstance(tensor.columns, int) else f" && column < {tensor.columns}"
-        with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
-            out.line(f"int const row = {self._row(fragment.rows_per_warp, index)};")
-            with out.unrolled("n", fragment.n_atoms):
-                column = "n * 8 + (lane & 3) * 2"
-                at = self._address(stmt, tensor, "row", column)
-                if bound:
-                    bound = f" && {self._columns(stmt, column)} < {tensor.columns}"
-                low, high = (f"{stmt.name}[m][n][r * 2 + {c}]" for c in (0, 1))
-                with out.block(f"if (row < {limit}{bound})"):
-                    if tensor.elem is ast.Elem.F32:
-                        out.line(f"*reinterpret_cast<float2*>({at}) = {{{low}, {high}}};")
-                    else:
-                        out.line(f"*reinterpret_cast<uint32_t*>({at}) = pack({low}, {high});")
-
-    def _columns(self, stmt: ast.Copy, column: str) -> str:
-        for coord in stmt.coords:
-            if coord.axis == "D":
-                return (
-                    f"({cxx(coord.index, self.environment)}) * {number(stmt.shape[1])} + {column}"
-                )
-        return column
-
-    def _store_staged(
-        self, stmt: ast.Copy, tensor: ast.Tensor, fragment: Fragment, index: str, limit: str
-    ) -> None:
-        """Through shared memory, so that a warp writes whole 16-byte chunks of its rows."""
-        out = self.out
-        swizzle = swizzle_for(fragment.columns, self.plan.program.param("swizzle", 0))
-        layout = SharedLayout(fragment.rows, fragment.columns, swizzle)
-        if self.target.asynchronous:
-            out.line("cp_async_wait<0>();")
-        out.line("__syncthreads();  // the tiles below are read no more")
-        rows = fragment.rows_per_warp
-        with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
-            out.line(f"int const row = warp * {rows} + m * 16 + r * 8 + lane / 4;")
-            with out.unrolled("n", fragment.n_atoms):
-                at = layout.offset_text("row", "n")
-                low, high = (f"{stmt.name}[m][n][r * 2 + {c}]" for c in (0, 1))
-                out.line(
-                    f"*reinterpret_cast<uint32_t*>(smem + {at} + (lane & 3) * 4) = "
-                    f"pack({low}, {high});"
-                )
-        out.line("__syncwarp();")
-        chunks = layout.chunks
-        total = rows * chunks
-        with out.unrolled("pass", -(-total // 32)):
-            out.line(
-                f"int const at = pass * 32 + lane, own = at / {chunks}, chunk = at % {chunks};"
-            )
-            out.line(f"int const row = warp * {rows} + own;")
-            guard = [f"{index} + row < {limit}"]
-            if total % 32:
-                guard.insert(0, f"at < {total}")
-            column = "chunk * 8"
-            if isinstance(tensor.columns, str):
-                guard.append(f"{self._columns(stmt, column)} < {tensor.columns}")
-            with out.block(f"if ({' && '.join(guard)})"):
-                at = self._address(stmt, tensor, f"{index} + row", column)
-                out.line(f"*reinterpret_cast<uint128_t*>({at}) =")
-                out.line(f"    chunk_at(smem_at + {layout.offset_text('row', 'chunk')});")
-
-    def _load(self, stmt: ast.Copy) -> None:
-        """Global to registers, in accumulator layout; rows past the end become zero."""
-        tensor, out = self._tensor(stmt), self.out
-        index = f"({cxx(stmt.coords[0].index, self.environment)}) * {number(stmt.shape[0])}"
-        limit = "M" if tensor.rows is ast.Rows.QUERY else "N"
-        name = stmt.name
-        if self._is_vector(name):
-            rows_per_warp = self.plan.rows // self.plan.warps
-            with out.unrolled("m", rows_per_warp // 16), out.unrolled("r", 2):
-                out.line(f"int const row = {self._row(rows_per_warp, index)};")
-                at = self._address(stmt, tensor, "row", "0")
-                out.line(f"{name}[m][r] = row < {limit} ? *({at}) : 0.f;")
-            return
-        fragment = self._fragment(name)
-        with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
-            out.line(f"int const row = {self._row(fragment.rows_per_warp, index)};")
-            with out.unrolled("n", fragment.n_atoms):
-                at = self._address(stmt, tensor, "row", "n * 8 + (lane & 3) * 2")
-                if tensor.elem is ast.Elem.F32:
-                    value = f"*reinterpret_cast<float2 const*>({at})"
-                else:
-                    value = f"unpack(*reinterpret_cast<uint32_t const*>({at}))"
-                out.line(f"float2 const x = row < {limit} ? {value} : float2{{0.f, 0.f}};")
-                out.line(f"{name}[m][n][r * 2] = x.x;")
-                out.line(f"{name}[m][n][r * 2 + 1] = x.y;")

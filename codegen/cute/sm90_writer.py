@@ -1,0 +1,85 @@
+"""What producer and consumers of a Hopper kernel share: the walk over tiles, and the rings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.cute.emit import tile_position
+from codegen.cute.sm90_plan import Ring, Sm90Plan
+from codegen.cute.statements import Statements
+from codegen.cute.writer import Writer
+from codegen.tl import ast
+
+STEP = 16  #: columns of one wgmma step
+
+
+class Sm90Writer:
+    """The plan, the writer and the names that both roles use."""
+
+    def __init__(self, plan: Sm90Plan, out: Writer, statements: Statements) -> None:
+        self.plan, self.out, self.statements = plan, out, statements
+        self.row_ring = next(r for r in plan.rings if r.per_tile)
+        gemms = [s for s in (*plan.front, *plan.back) if isinstance(s, ast.Gemm)]
+        self.front_gemm, self.back_gemm = gemms
+        self.k = plan.ring(self.front_gemm.b.name)
+        self.v = plan.ring(self.back_gemm.b.name)
+        self.var = plan.loop.var
+
+    def tiles(self, body: Callable[[], None], following: Callable[[], None]) -> None:
+        """Write the walk over tiles; `following` writes how the next one is found."""
+        out, plan = self.out, self.plan
+        out.line("int tile = blockIdx.x;")
+        out.line("#pragma unroll 1")
+        with out.block("while (tile < tiles)"):
+            tile_position(plan.base, out, "tile")
+            out.line(f"int const row0 = block_idx * {plan.base.rows};")
+            self.statements.loop_bounds(plan.loop)
+            body()
+            if plan.scheduler == 2:
+                following()
+            else:
+                out.line(f"tile += {'tiles' if plan.scheduler == 0 else 'gridDim.x'};")
+
+    def draw_tile(self) -> None:
+        """The producer draws the next tile's number and publishes it to the consumers."""
+        out, first = self.out, self.plan.tile_barrier
+        out.line("// each tile past the grid is drawn once, each block draws once in vain")
+        with out.block(""):
+            out.line("int const ticket = atomicAdd(tickets, 1);")
+            out.line(
+                "if (ticket == tiles - 1) *tickets = 0;  // the last: ready for the next launch"
+            )
+            out.line("tile = gridDim.x + ticket;")
+            out.line("uint32_t const slot = drawn % 2;")
+            out.line(f"wait({first + 2} + slot, (drawn / 2 & 1) ^ 1);")
+            out.line("tile_slots()[slot] = tile;")
+            out.line(f"arrive({first} + slot);")
+            out.line("++drawn;")
+
+    def read_tile(self) -> None:
+        """A consumer reads the tile's number that the producer published."""
+        out, first = self.out, self.plan.tile_barrier
+        with out.block(""):
+            out.line("uint32_t const slot = drawn % 2;")
+            out.line(f"wait({first} + slot, drawn / 2 & 1);")
+            out.line("tile = tile_slots()[slot];")
+            out.line("__syncwarp();")
+            out.line(f"if (lane == 0) arrive({first + 2} + slot);")
+            out.line("++drawn;")
+
+    def release(self, ring: Ring) -> None:
+        """Give the slot in use back to the producer and step on."""
+        out, name = self.out, ring.name
+        out.line(f"if (leader) arrive({ring.empty} + {name}_count % {ring.stages});")
+        out.line(f"++{name}_count;")
+
+    def wait_full(self, ring: Ring) -> None:
+        name, stages = ring.name, ring.stages
+        self.out.line(
+            f"wait({ring.barrier} + {name}_count % {stages}, {name}_count / {stages} & 1);"
+        )
+
+    def out_columns(self) -> int:
+        fragment = self.plan.base.fragment(self.back_gemm.out)
+        assert fragment is not None
+        return fragment.columns

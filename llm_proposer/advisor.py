@@ -247,7 +247,8 @@ class Advisor:
         )
 
     def _ask_seeds(self, subject: Subject, history: History, peers: tuple[Finalist, ...]) -> None:
-        default = next(iter(seeds(subject.problem, subject.gpu, subject.space)), None)
+        first = seeds(subject.problem, subject.gpu, subject.space)
+        default = subject.start or next(iter(first), None)
         if default is None:
             return  # no point of this space is legal
         question = Question(

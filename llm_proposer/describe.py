@@ -123,6 +123,8 @@ class Subject:
     gpu: GpuSpec
     space: Space
     shapes: tuple[Shape, ...]
+    #: what proposals are differences against while nothing is right; the first seed for None
+    start: Point | None = None
 
     def trials(self, history: History) -> tuple[TrialRecord, ...]:
         """Return the trials of this search in a space with these parameters."""

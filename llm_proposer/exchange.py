@@ -65,7 +65,7 @@ def to_line(exchange: Exchange, secrets: Iterable[str] = ()) -> str:
             return [clean(v) for v in value]
         return value
 
-    return json.dumps({k: clean(v) for k, v in asdict(exchange).items()}, ensure_ascii=False)
+    return json.dumps({k: clean(v) for k, v in asdict(exchange).items()})
 
 
 def from_line(line: str) -> Exchange | None:

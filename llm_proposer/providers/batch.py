@@ -26,7 +26,7 @@ def request_line(prompt: Prompt, model: str) -> str:
     """Return one line of a batch input file; the prompt's digest is its `custom_id`."""
     body = body_of(prompt, model)
     line = {"custom_id": prompt.digest, "method": "POST", "url": URL, "body": body}
-    return json.dumps(line, ensure_ascii=False)
+    return json.dumps(line)
 
 
 @dataclass(slots=True)

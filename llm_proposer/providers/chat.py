@@ -42,7 +42,8 @@ def reply_of(body: Any, prompt: Prompt, model: str, request_id: str, seconds: fl
     message = message if isinstance(message, dict) else {}
     if isinstance(refusal := message.get("refusal"), str) and refusal:
         raise Refused(f"the model declined: {_head(refusal)}", request_id=request_id, text=refusal)
-    text = _text(message.get("content"))
+    # half a surrogate pair, which JSON can hold, could not be written to any file
+    text = _text(message.get("content")).encode("utf-8", "replace").decode()
     finish = choice.get("finish_reason")
     if finish == "content_filter":
         raise Refused("the endpoint's filter cut the reply off", request_id=request_id, text=text)

@@ -47,6 +47,10 @@ class ClientContract(ABC):
         parts = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
         assert self.client_answering(self.completion(parts)).complete(PROMPT).text == "ab"
 
+    def test_text_can_be_written_to_a_file(self) -> None:
+        reply = self.client_answering(self.completion("a\ud800b Σ")).complete(PROMPT)
+        assert reply.text.encode() == "a?b Σ".encode()
+
     def test_a_reply_at_its_limit_is_marked(self) -> None:
         client = self.client_answering(self.completion("te", finish="length"))
         assert client.complete(PROMPT).truncated

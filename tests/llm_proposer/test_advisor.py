@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_the_program_that_is_searched_already_is_not_brought_again(advise: Make)
     advice = settled(advisor)
     assert not advice.sketches
     assert "the model's program model-1-causal is the same as forward" in advice.notes
+
+
+def test_a_search_may_say_where_its_proposals_start(advise: Make) -> None:
+    client = Scripted([SEEDS])
+    advisor = advise(client)
+    advisor.start((), [replace(SUBJECT, start=BASE.replace(BN=32))])
+    ((_, _, point),) = settled(advisor).points
+    assert point == BASE.replace(BN=32, head_group=0)
+    assert "Base (not tried yet): BM=128, BN=32," in client.prompts[0].user
 
 
 def test_polling_and_telling_never_wait(advise: Make) -> None:

@@ -118,6 +118,11 @@ def encode_event(event: Any, at: str) -> str:
 
 def decode_event(text: str) -> Any:
     """Read a journal line. Raises CodecError."""
+    return decode_dated(text)[1]
+
+
+def decode_dated(text: str) -> tuple[str, Any]:
+    """Read a journal line and when it was written, ISO 8601 in UTC. Raises CodecError."""
     line = parse(text)
     if not isinstance(line, dict) or set(line) != {"v", "kind", "at", "data"}:
         raise CodecError("not a journal line: v, kind, at and data are wanted")
@@ -125,7 +130,9 @@ def decode_event(text: str) -> Any:
     kind = line["kind"]
     if not isinstance(kind, str) or kind not in EVENTS:
         raise CodecError(f"unknown event {kind!r}; known: {', '.join(EVENTS)}")
-    return _read(EVENTS[kind], line["data"], kind)
+    if not isinstance(line["at"], str):
+        raise CodecError("at is not a time")
+    return line["at"], _read(EVENTS[kind], line["data"], kind)
 
 
 def check_schema(version: Any) -> None:

@@ -170,6 +170,19 @@ class RunStore:
                 raise StoreError(f"{where} is damaged: {error}") from None
         return Replay(tuple(events))
 
+    def dated(self) -> tuple[tuple[datetime, Event], ...]:
+        """Return the journal's events, each with when it was written. Raises StoreError."""
+        found = []
+        whole = len(self.replay().events)
+        for number, line in enumerate(self._lines()[:whole], start=1):
+            try:
+                at, event = codec.decode_dated(line.decode())
+                found.append((datetime.fromisoformat(at), event))
+            except ValueError:
+                where = f"{self.path / JOURNAL} line {number}"
+                raise StoreError(f"{where} is damaged: its time is none") from None
+        return tuple(found)
+
     def put_kernel(self, source: KernelSource, cubin: Cubin) -> Path:
         """Store a kernel under its cubin's key; one that is there is kept. Raises StoreError."""
         folder = self.path / KERNELS / safe_name(cubin.key, "cubin key")

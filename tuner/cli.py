@@ -165,6 +165,17 @@ def export(
 
 
 @app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    out: Annotated[Path | None, typer.Option(help="The file; default: report.html in it.")] = None,
+) -> None:
+    """Write one HTML file that shows how a run came to its kernels; it opens offline."""
+    from tuner.commands.report import write_report
+
+    typer.echo(f"report {write_report(run, out)}")
+
+
+@app.command()
 def verify(
     target: Annotated[Path, typer.Argument(help="A run folder or an exported folder.")],
     seed: Annotated[

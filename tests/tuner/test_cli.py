@@ -338,3 +338,20 @@ def test_export_of_what_is_no_run(nowhere: Path, capsys: pytest.CaptureFixture[s
     assert main(["export", "nowhere", "--out", "kernels"]) == 2
     assert "not a run folder" in capsys.readouterr().err
     assert list(nowhere.iterdir()) == []
+
+
+# ---- report ------------------------------------------------------------------------------------
+
+
+def test_report_writes_one_file_where_it_is_told(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*GOOD, "--shapes", SHAPE, "--runs-dir", "r"], fake().machine()) == 0
+    (run,) = (p for p in Path("r").iterdir() if p.is_dir())
+    assert main(["report", str(run)]) == 0
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert main(["report", str(run), "--out", "page.html"]) == 0
+    assert Path("page.html").exists()
+    assert main(["report", str(run), "--out", "no/such/page.html"]) == 2
+    assert "cannot write no/such/page.html" in capsys.readouterr().err
+    assert main(["report", "nowhere"]) == 2

@@ -14,6 +14,7 @@ from space.gpu import GpuSpec, gpu_of_device_name
 from space.variant import DType, Problem, Shape
 from tuner.build import build
 from tuner.devices import device_names
+from tuner.drift import DriftWatch
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob
 from tuner.pools import GpuPool
 
@@ -94,6 +95,25 @@ def test_finals_rank_trials_and_peers(pool: GpuPool, gpu: GpuSpec, causal: bool)
         assert names >= {f"trial {n}" for n in points} | {"fa2"}
         assert names | absent >= {"fa2", "cudnn", "efficient", "fa3", "fa4"}
     assert all(f.timing.samples == 25 for f in result.finalists)
+    assert [r.shape for r in result.readings] in ([], list(shapes))  # none where NVML is silent
+    for reading in result.readings:
+        assert reading.sm_clock_mhz > 100 and 10 < reading.temperature_c < 110
+        assert reading.power_w > 10 and reading.redone >= 0
+
+
+def test_kernel_that_was_timed_again_tells_the_drift(pool: GpuPool, gpu: GpuSpec) -> None:
+    problem = Problem("mha", DType.FP16, 128, 128, False)
+    kernel = built(problem, gpu)
+    shape = Shape(4, 16, 16, 4096, 4096, 128, 128)
+    job = EvalJob(problem, kernel.source, kernel.cubin.image, (shape,), 1)
+    watch = DriftWatch(pool.submit, every=2)
+    for _ in range(4):
+        future = pool.submit(job)
+        watch.saw(job, future)
+        assert isinstance(future.result(), Measured)
+    ratios = [n.as_dict()["median_ratio"] for n in watch.notes()]
+    assert len(ratios) == 2
+    assert all(isinstance(r, float) and 0.9 < r < 1.1 for r in ratios), ratios
 
 
 def test_facts_name_the_card(pool: GpuPool) -> None:

@@ -13,7 +13,7 @@ from tuner.evaluate import timing, verify
 from tuner.evaluate.clock import FLUSH_BYTES, CudaClock
 from tuner.evaluate.conditions import Meter
 from tuner.evaluate.finals import ROUNDS
-from tuner.evaluate.judge import Judge
+from tuner.evaluate.judge import COOL_S, COOL_TRIES, Judge
 from tuner.evaluate.launch import LoadedKernel
 from tuner.evaluate.peers import versions
 
@@ -61,6 +61,9 @@ class Bench:
             "warmup_us": plan.warmup_us,
             "trial_samples": f"{plan.min_samples} to {plan.max_samples}",
             "final_rounds": ROUNDS,
+            "l2_set_aside": "least that the device allows, asked after each timing",
+            "stream": f"events must be at least {1 / timing.WALL_FACTOR:.0%} of the wall clock",
+            "too_hot": f"taken again after {COOL_S:g} s, at most {COOL_TRIES} times",
             "interval": "95% of the median, order statistics",
             "flops": "2*B*H*pairs*(D+Dv), pairs = visible (query, key) pairs, causal bottom-right",
         }

@@ -25,42 +25,66 @@ from space.constraints import (
 from space.gpu import GpuSpec
 from space.hopper import accumulator_registers
 from space.params import Point
-from space.variant import Problem, Shape, io_bytes
+from space.variant import Problem, Shape
+from tuner.evaluate.waves import dram_bytes, finish_us, key_tiles, launch_order
 
 SMEM_BYTES_PER_CLOCK = 128  #: what one SM reads from or writes to shared memory
 CHUNK_BYTES = 16
 SCHEDULERS = 4
 MAX_BLOCKS_PER_SM = {75: 16, 80: 32, 89: 24, 90: 32}
 FP32_LANES = {75: 64, 80: 64, 89: 128, 90: 128}
+LAUNCH_US = 2.0
+RESCALE_RATE = 0.05  #: share of steps that rescale once a threshold is set
+SPILL_WEIGHT = 0.001
+FILL_SHARE = 0.5
+STORE_BESIDE_FETCH = 0.35
+BLOCK_START_US = 0.6
+ALU_PER_MASK = 3.0
+SPREAD = 0.15  #: half width of the interval, relative
 
 
 @dataclass(frozen=True, slots=True)
-class Coefficients:
-    """What the datasheet does not say; fitted to measured trials."""
+class MmaSync:
+    """What the datasheet does not say of kernels with warp-level MMA."""
 
     tensor_efficiency: float = 0.70  #: of the mma.sync rate, in a loop with nothing else
     smem_efficiency: float = 0.95
     alu_per_score: float = 3.5  #: FP32 slots for scale, maximum, sum and conversion of a score
-    alu_per_mask: float = 3.0  #: more of them where the mask is compared
-    alu_per_rescale: float = 1.0  #: for each element of O at each rescale
-    rescale_rate: float = 0.05  #: share of steps that rescale once a threshold is set
-    serial_share: float = 0.25  #: of the units' time, not overlapped with one warp a scheduler
-    step_latency_us: float = 0.25  #: barrier and copy latency of one step, one stage, one block
-    block_latency_us: float = 4.0  #: prologue and epilogue of a block
-    persistent_share: float = 0.45  #: of it that is left when blocks persist
-    launch_us: float = 2.0
-    l2_bytes_per_clock_per_sm: float = 40.0
-    spill_weight: float = 0.004  #: slowdown for each spilled byte of a thread
-    shuffled_tail: float = (
-        0.5  #: of the longest block, idle at the end when blocks come in any order
+    alu_per_mask: float = 1.0  #: more of them where the mask is compared
+    serial_share: float = (
+        0.25  #: of the units' time that does not overlap with one warp a scheduler
     )
-    wgmma_efficiency: float = 0.85  #: of the tensor rate, with the clocks that the power leaves
-    overlap_gain: float = 0.3  #: share left of what does not overlap: scores issued early
-    pingpong_gain: float = 0.6  #: and warpgroups in turns
-    spread: float = 0.15  #: half width of the interval, relative
+    step_us: float = 0.25  #: barrier and copy latency of one step, one stage, one block
+    tile_us: float = 4.0  #: prologue and epilogue of a block
+    direct_store_us: float = 1.7  #: more of it when O is not staged through shared memory
+    spill_weight: float = 0.001  #: slowdown for each spilled byte of a thread
+    peel_weight: float = 0.02  #: slowdown of the code that has a second loop
+    l2_bytes_per_clock_per_sm: float = 40.0
+    blend: float = 4.0  #: exponent with which SMs, L2 and device memory add up; max at infinity
 
 
-FITTED = Coefficients()
+@dataclass(frozen=True, slots=True)
+class Wgmma:
+    """What the datasheet does not say of the Hopper back end's kernels."""
+
+    tensor_efficiency: float = 0.85  #: of the tensor rate, with the clocks that the power leaves
+    alu_per_score: float = 5.0  #: FP32 slots for scale, maximum, sum and conversion of a score
+    integer_max_saves: float = 1.0  #: of them when maxima are of three
+    serial_share: float = 0.6  #: of the units' time that does not overlap with one warpgroup
+    overlap_gain: float = 0.5  #: share left of it: scores issued early
+    pingpong_gain: float = 0.8  #: and warpgroups in turns
+    step_us: float = 0.2  #: barriers of one step, one stage
+    tile_us: float = 1.0  #: first scores and last product of a tile, with nothing beside them
+    fetch_us: float = 0.6  #: waiting for the next tile's Q when it has no second stage
+    store_us: float = 0.9  #: waiting for O to leave when it has no buffer of its own
+    l2_bytes_per_clock_per_sm: float = 40.0
+    blend: float = 4.0  #: exponent with which SMs, L2 and device memory add up; max at infinity
+
+
+Coefficients = MmaSync | Wgmma
+
+MMA_SYNC = MmaSync()
+WGMMA = Wgmma()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +120,32 @@ class Candidate:
         return cls(problem, point, min(registers, 255), 0, smem_bytes(problem, point))
 
 
-def predict(candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients = FITTED) -> Timing:
+def coefficients(point: Point) -> Coefficients:
+    """Return the fitted coefficients of the point's back end."""
+    return WGMMA if is_hopper(point) else MMA_SYNC
+
+
+def predict(candidate: Candidate, shape: Shape, gpu: GpuSpec) -> Timing:
     """Return the predicted time of `candidate`; the interval is the model's own error."""
-    us = predict_us(candidate, shape, gpu, fit)
-    return Timing(shape, us, us * (1 - fit.spread), us * (1 + fit.spread), 0, Basis.PREDICTED)
+    us = predict_us(candidate, shape, gpu)
+    return Timing(shape, us, us * (1 - SPREAD), us * (1 + SPREAD), 0, Basis.PREDICTED)
 
 
 def predict_us(
-    candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients = FITTED
+    candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients | None = None
 ) -> float:
-    """Return predicted microseconds: launch plus the slower of the SMs and the memories."""
-    compute = _waves_us(candidate, shape, gpu, fit)
-    dram = io_bytes(shape, candidate.problem.dtype) / (gpu.bandwidth_gbs * 1e3)
+    """Return predicted microseconds: launch plus SMs and memories, the slowest above all."""
+    fit = fit or coefficients(candidate.point)
+    blocks = shape.batch * shape.heads * -(-shape.seqlen_q // candidate.point["BM"])
+    resident = min(resident_blocks(candidate, gpu), -(-blocks // gpu.num_sms))
+    compute = _waves_us(candidate, shape, gpu, fit, resident)
+    running = min(blocks, resident * gpu.num_sms)
+    dram = dram_bytes(shape, candidate.point, running, gpu) / (gpu.bandwidth_gbs * 1e3)
     l2_rate = fit.l2_bytes_per_clock_per_sm * gpu.num_sms * gpu.clock_ghz * 1e3  # bytes/us
     l2 = _l2_bytes(candidate, shape) / l2_rate
-    return fit.launch_us + max(compute, dram, l2)
+    slowest = max(compute, dram, l2)
+    blended = sum((us / slowest) ** fit.blend for us in (compute, dram, l2)) ** (1 / fit.blend)
+    return LAUNCH_US + slowest * blended
 
 
 def resident_blocks(candidate: Candidate, gpu: GpuSpec) -> int:
@@ -128,16 +163,6 @@ def block_warps(point: Point) -> int:
     return 4 * (point["consumer_warpgroups"] + 1) if is_hopper(point) else point["warps"]
 
 
-def key_tiles(shape: Shape, bm: int, bn: int) -> list[int]:
-    """Return the steps of each row block: the key tiles that hold a visible key."""
-    blocks = -(-shape.seqlen_q // bm)
-    if not shape.causal:
-        return [-(-shape.seqlen_k // bn)] * blocks
-    shift = shape.seqlen_k - shape.seqlen_q
-    last_keys = [min(shape.seqlen_q, (i + 1) * bm) + shift for i in range(blocks)]
-    return [-(-min(max(k, 0), shape.seqlen_k) // bn) for k in last_keys]
-
-
 def conflict_ways(columns: int, swizzle: int) -> int:
     """Return how many of eight consecutive rows meet in one bank group in an ldmatrix."""
     pitch = row_pitch_bytes(columns, swizzle)
@@ -147,41 +172,67 @@ def conflict_ways(columns: int, swizzle: int) -> int:
     return max(slots.count(s) for s in slots)
 
 
-def _waves_us(candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients) -> float:
+def _waves_us(
+    candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients, resident: int
+) -> float:
     """Time of all blocks on all SMs, from the longest tiles to the last partial wave."""
     point = candidate.point
     tiles = key_tiles(shape, point["BM"], point["BN"])
-    copies = shape.heads * shape.batch
-    blocks = len(tiles) * copies
-    resident = min(resident_blocks(candidate, gpu), -(-blocks // gpu.num_sms))
+    planes = shape.heads * shape.batch
     step = _step_us(candidate, resident, gpu, fit)
-    # a persistent block fetches the next tile while this one ends
-    around = fit.block_latency_us * (fit.persistent_share if point.get("persistent", 0) else 1.0)
-    if not shape.causal:
-        full, rest = divmod(blocks, resident * gpu.num_sms)
-        us = full * (tiles[0] * step + around)
-        if rest:
-            last = _step_us(candidate, -(-rest // gpu.num_sms), gpu, fit)
-            us += tiles[0] * last + around
-        return us
-    longest = max(tiles) * step + around
-    even = (sum(tiles) * copies * step + blocks * around) / (resident * gpu.num_sms)
-    tail = 0.0 if point.get("causal_longest_first", 0) else fit.shuffled_tail * longest
-    return max(even, longest) + tail
+    around = _around_us(candidate, gpu, fit)
+    if shape.causal:
+        order = launch_order(
+            tiles, planes, point.get("head_group", 1), bool(point.get("causal_longest_first", 0))
+        )
+        static = point.get("persistent", 0) == 1
+        return finish_us(order, resident * gpu.num_sms, step, around, static)
+    full, rest = divmod(len(tiles) * planes, resident * gpu.num_sms)
+    us = full * (tiles[0] * step + around)
+    if rest:
+        last = _step_us(candidate, -(-rest // gpu.num_sms), gpu, fit)
+        us += tiles[0] * last + around
+    return us
+
+
+def _around_us(candidate: Candidate, gpu: GpuSpec, fit: Coefficients) -> float:
+    """Time of a tile outside its steps; less than nothing is never returned."""
+    point = candidate.point
+    if isinstance(fit, MmaSync):
+        return fit.tile_us + (0.0 if point["epilogue_smem"] else fit.direct_store_us)
+    alone = point.get("q_stages", 1) == 1
+    us = FILL_SHARE * sum(_unit_us(candidate, gpu, fit)) + fit.tile_us
+    us += fit.fetch_us if alone else 0.0
+    if not point.get("out_buffer", 1):
+        us += fit.store_us * (1.0 if alone else STORE_BESIDE_FETCH)
+    if not point.get("persistent", 0):
+        us += BLOCK_START_US
+    if candidate.problem.causal:
+        bm, bn = point["BM"], point["BN"]
+        masked = -(-bm // bn) * bm * bn * ALU_PER_MASK
+        us += masked / (FP32_LANES.get(gpu.sm, 128) * gpu.clock_ghz * 1e3)
+    return us
 
 
 def _step_us(candidate: Candidate, resident: int, gpu: GpuSpec, fit: Coefficients) -> float:
     """Time in which each of `resident` blocks of an SM makes one step."""
-    units = _unit_us(candidate, gpu, fit)
-    busiest = max(units)
+    tensor, smem, mufu, alu = _unit_us(candidate, gpu, fit)
     point = candidate.point
-    warps_per_scheduler = max(resident * _computing_warps(point) / SCHEDULERS, 0.5)
-    exposed = fit.serial_share * (sum(units) - busiest) / warps_per_scheduler
-    exposed *= fit.overlap_gain if point.get("overlap", 0) else 1.0
-    exposed *= fit.pingpong_gain if point.get("pingpong", 0) else 1.0
-    latency = fit.step_latency_us / (point["stages"] * resident)
-    spill = 1 + fit.spill_weight * candidate.spilled_bytes
-    return (resident * (busiest + exposed) + latency) * spill
+    latency = fit.step_us / (point["stages"] * resident)
+    if isinstance(fit, Wgmma):
+        products, softmax = max(tensor, smem), mufu + alu
+        exposed = fit.serial_share * min(products, softmax) / point["consumer_warpgroups"]
+        exposed *= fit.overlap_gain if point["overlap"] else 1.0
+        exposed *= fit.pingpong_gain if point["pingpong"] else 1.0
+        slowdown = 1.0 + SPILL_WEIGHT * candidate.spilled_bytes
+        return (max(products, softmax) + exposed + latency) * slowdown
+    units = (tensor, smem, mufu, alu)
+    tiles_per_scheduler = max(resident * point["BM"] / (MMA_M * SCHEDULERS), 0.5)
+    busiest = max(units)
+    exposed = fit.serial_share * (sum(units) - busiest) / tiles_per_scheduler
+    slowdown = 1 + fit.spill_weight * candidate.spilled_bytes
+    slowdown += fit.peel_weight if point["peel"] else 0.0
+    return (resident * (busiest + exposed) + latency) * slowdown
 
 
 def _computing_warps(point: Point) -> int:
@@ -196,22 +247,22 @@ def _unit_us(
     bm, bn = point["BM"], point["BN"]
     depth, depth_v = (-(-d // MMA_M) * MMA_M for d in (problem.head_dim, problem.head_dim_v))
     sm_clock = gpu.clock_ghz * 1e3  # cycles a microsecond
-    rate = gpu.tensor_tflops * 1e6 / gpu.num_sms
-    if is_hopper(point):
-        rate *= fit.wgmma_efficiency
-    else:
-        rate *= gpu.mma_sync_fraction * fit.tensor_efficiency
-    tensor = 2 * bm * bn * (depth + depth_v) / rate
-    moved = _smem_traffic(candidate, depth, depth_v)
-    smem = moved / (SMEM_BYTES_PER_CLOCK * sm_clock * fit.smem_efficiency)
-
     scores = bm * bn
-    mufu = scores / (gpu.mufu_per_clock_per_sm * sm_clock)
     slots = scores * fit.alu_per_score
-    if problem.causal and not (is_hopper(point) or point.get("peel", 0)):
-        slots += scores * fit.alu_per_mask
-    rescales = fit.rescale_rate if point.get("rescale_threshold", 0) else 1.0
-    slots += bm * depth_v * fit.alu_per_rescale * rescales
+    rate = gpu.tensor_tflops * 1e6 / gpu.num_sms * fit.tensor_efficiency
+    smem_rate = SMEM_BYTES_PER_CLOCK * sm_clock
+    if isinstance(fit, Wgmma):
+        slots -= scores * fit.integer_max_saves * point.get("integer_max", 0)
+    else:
+        rate *= gpu.mma_sync_fraction
+        smem_rate *= fit.smem_efficiency
+        if problem.causal and not point.get("peel", 0):
+            slots += scores * fit.alu_per_mask
+    rescales = RESCALE_RATE if point.get("rescale_threshold", 0) else 1.0
+    slots += bm * depth_v * rescales
+    tensor = 2 * bm * bn * (depth + depth_v) / rate
+    smem = _smem_traffic(candidate, depth, depth_v) / smem_rate
+    mufu = scores / (gpu.mufu_per_clock_per_sm * sm_clock)
     alu = slots / (FP32_LANES.get(gpu.sm, 128) * sm_clock)
     return tensor, smem, mufu, alu
 

@@ -202,10 +202,11 @@ def _read_union(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
         return None
     kinds = tuple(k for k in kinds if k is not type(None))
     if all(k in OUTCOMES.values() for k in kinds):
-        if not isinstance(data, dict) or data.get("outcome") not in OUTCOMES:
+        tag = data.get("outcome") if isinstance(data, dict) else None
+        if not isinstance(tag, str) or tag not in OUTCOMES:
             raise CodecError(f"{where}: the tag 'outcome' is not one of {', '.join(OUTCOMES)}")
         rest = {k: v for k, v in data.items() if k != "outcome"}
-        return _read(OUTCOMES[data["outcome"]], rest, where)
+        return _read(OUTCOMES[tag], rest, where)
     if len(kinds) == 1:
         return _read(kinds[0], data, where)
     for kind in kinds:

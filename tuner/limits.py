@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import math
+import os
 import resource
+import signal
+import threading
+import time
 
 #: Address space of a compile process. A build takes under 1 GiB; torch is not loaded there.
 COMPILE_MEMORY_BYTES = 8 << 30
@@ -16,8 +20,20 @@ def no_core_dump() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
+def die_with_parent() -> None:
+    """Let this process end within a second or so of its parent, whatever it is in the middle of."""
+    threading.Thread(target=_outlive_not, args=(os.getppid(),), daemon=True).start()
+
+
+def _outlive_not(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def confine_compile_process() -> None:
     """Limit this process's memory for good; past it allocations fail, and with them the build."""
+    die_with_parent()
     no_core_dump()
     faulthandler.disable()  # a crash is told in the trial's line, not over it
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

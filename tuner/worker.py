@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import dataclass, is_dataclass, replace
 from enum import Enum
 from multiprocessing import Pipe
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 
 from runs.record import Broken, Measured, Outcome, Rejected, Stage, TrialClass
 from tuner.job import DeviceCanary, EvalJob, FinalsJob, FinalsResult, Job, KernelCanary
-from tuner.limits import no_core_dump
+from tuner.limits import die_with_parent, no_core_dump
 
 START_LIMIT_S = 180.0  #: importing torch and making a context on a cold machine
 ENTRY = "import sys; from tuner.worker import main; main(sys.argv[1:])"
@@ -304,7 +303,7 @@ def main(argv: list[str]) -> None:
     """Serve jobs from the pipe whose descriptor is given, until the parent is gone."""
     no_core_dump()
     pipe: Connection[Any, Any] = Connection(int(argv[0]))
-    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    die_with_parent()
     bench: Any = None
     if "gpu" in argv[1:]:
         from tuner.evaluate.bench import Bench
@@ -340,10 +339,3 @@ def _device_fault(bench: Any) -> str | None:
     from tuner.evaluate.fault import device_fault
 
     return device_fault(bench.device)
-
-
-def _die_with(parent: int) -> None:
-    """Leave when the parent is gone, even if a kernel never ends."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGKILL)

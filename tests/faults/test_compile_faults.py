@@ -96,7 +96,7 @@ def test_limits_are_set_in_every_compile_process(pool: CompilePool) -> None:
     assert 0 < int(limits["Max cpu time"]) < 200
 
 
-ORPHAN = """
+WATCHED = """
 import os, sys, time
 sys.path[:0] = sys.argv[1:]
 from fault_jobs import faulty
@@ -104,19 +104,24 @@ from test_compile_faults import job
 from tuner.pools import CompilePool
 pool = CompilePool(1, faulty)
 built = pool.submit(job("fine")).result(60)
-pool.submit(job("spin", limit_s=1.0))
+pool.submit(job(os.environ["FAULT"], limit_s=1.0))
 time.sleep(0.7)  # well inside the job
 print(built.cubin.key, flush=True)
 while True:
-    os.kill(os.getpid(), 19)  # stopped: its clock does not tick any more
+    os.kill(os.getpid(), int(os.environ["END"]))
 """
 
 
-def test_a_spinning_build_ends_by_itself_when_nobody_watches_it() -> None:
+@pytest.mark.parametrize(
+    ("fault", "end"), [("spin", signal.SIGSTOP), ("hang", signal.SIGKILL), ("spin", signal.SIGKILL)]
+)
+def test_a_build_ends_by_itself_when_nobody_watches_it(fault: str, end: int) -> None:
+    """The parent is stopped, and its clock with it, or killed."""
     paths = [str(ROOT / "tests" / f) for f in ("faults", "tuner", "runs")] + [str(ROOT)]
+    env = {"PYTHONPATH": os.pathsep.join(paths), "FAULT": fault, "END": str(int(end))}
     with subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, *paths], stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        [sys.executable, "-c", WATCHED, *paths], stdout=subprocess.PIPE, text=True,
+        env=os.environ | env,
     ) as parent:  # fmt: skip
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())

@@ -79,9 +79,7 @@ def test_a_worker_killed_at_random_moments_costs_at_most_the_trial_it_ran(pool: 
             outcome = pool.judged(Trial(trials, rng.random() * 0.1))
             if isinstance(outcome, Rejected) and outcome.reason == f"trial {trials}":
                 continue
-            lost += (
-                1  # at work; with its canary too, the machine is blamed
-            )
+            lost += 1  # at work; with its canary too, the machine is blamed
             assert outcome.trial_class in (TrialClass.CRASHED, TrialClass.BROKEN)
     finally:
         stop.set()

@@ -68,6 +68,10 @@ def edit_trial(run: Path, number: int, change: Callable[[dict[str, Any]], None])
     (run / JOURNAL).write_text("\n".join(lines) + "\n")
 
 
+def _update_with(change: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda spec: spec.update(change)
+
+
 def refused(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Resume the run; it must be refused in one clean line, exit code 2."""
     before = sorted(p.name for p in run.parent.parent.rglob("*"))
@@ -86,7 +90,7 @@ def test_names_in_the_specification(
     text = (run / SPEC_FILE).read_text()
     for change in ({"run_id": name}, {"sketches": [[name, FULL]]}):
         (run / SPEC_FILE).write_text(text)
-        edit_spec(run, lambda spec, change=change: spec.update(change))
+        edit_spec(run, _update_with(change))
         assert "spec.json is damaged" in refused(run, capsys)
 
 
@@ -126,6 +130,8 @@ def test_fields_of_the_specification(
         (lambda t: t["point"]["items"][0].__setitem__(1, 77), "none of this run's space"),
         (lambda t: t["point"]["items"][0].__setitem__(0, "x; y"), "none of this run's space"),
         (lambda t: t["outcome"].update(outcome="__class__"), "outcome"),
+        (lambda t: t["outcome"].update(outcome={}), "the tag 'outcome' is not one of"),
+        (lambda t: t["outcome"].update(outcome=[]), "the tag 'outcome' is not one of"),
         (lambda t: t.update(origin="\ud800"), "not text"),
     ],
 )
@@ -208,7 +214,8 @@ def test_links_in_a_run_folder_are_followed_for_reading_only_and_checked(tmp_pat
 def test_a_specification_cannot_be_made_of_other_types() -> None:
     good = codec.to_json(SPEC)
     for field in good:
-        for value in (None, True, 1.5, "x", [], {}, [[]], {"__class__": "os"}, "\ud800", HUGE):
+        values: tuple[Any, ...] = (None, True, 1.5, "x", [], {}, [[]], {"__class__": "os"}, HUGE)
+        for value in values:
             try:
                 codec.from_json(RunSpec, good | {field: value})
             except RunError:

@@ -32,6 +32,7 @@ CONSERVATIVE = {
     "integer_max": 0,
     "persistent": 0,
     "skip": 0,
+    "late_wait": 0,
 }
 
 Row = Mapping[str, int]
@@ -46,7 +47,8 @@ def _hopper(rows: int, keys: int, stages: int, **others: int) -> Row:
     """A row for the Hopper back end: 64 query rows a consumer warpgroup, blocks that persist."""
     return {
         "BM": rows, "BN": keys, "consumer_warpgroups": rows // 64, "stages": stages,
-        "persistent": 1, "head_group": 1, "overlap": 1, "rescale_threshold": 8, **others,
+        "persistent": 1, "head_group": 1, "overlap": 1, "rescale_threshold": 8,
+        "integer_max": 1, **others,
     }  # fmt: skip
 
 
@@ -119,33 +121,33 @@ TURING: dict[int, tuple[Row, ...]] = {
 #: Tiles that FlashAttention-3 uses and those that were measured to be faster.
 HOPPER: dict[int, tuple[Row, ...]] = {
     64: (
-        _hopper(256, 64, 2, pingpong=1, q_stages=2, integer_max=1),
-        _hopper(256, 64, 3, q_stages=2, integer_max=1),
-        _hopper(192, 128, 2, pingpong=1, q_stages=2, integer_max=1),
-        _hopper(256, 64, 3, pingpong=1, integer_max=1, persistent=2),
-        _hopper(128, 128, 2, pingpong=1, q_stages=2, integer_max=1),
+        _hopper(256, 64, 2, pingpong=1, q_stages=2, late_wait=1),
+        _hopper(256, 64, 3, q_stages=2),
+        _hopper(192, 128, 2, pingpong=1, q_stages=2, late_wait=1),
+        _hopper(256, 64, 3, pingpong=1, persistent=2, late_wait=1),
+        _hopper(192, 128, 2, late_wait=1),
     ),
     128: (
-        _hopper(128, 128, 2, pingpong=1, q_stages=2, integer_max=1),
-        _hopper(192, 80, 2, pingpong=1, integer_max=1),
-        _hopper(192, 64, 2, q_stages=2, out_buffer=0, pingpong=1, integer_max=1),
-        _hopper(192, 80, 2, integer_max=1, persistent=2),
-        _hopper(128, 128, 2, pingpong=1, q_stages=2, out_buffer=0, integer_max=1),
-        _hopper(128, 64, 3, pingpong=1, q_stages=2, integer_max=1),
+        _hopper(128, 128, 2, pingpong=1, q_stages=2, late_wait=1),
+        _hopper(192, 80, 2, pingpong=1, late_wait=1),
+        _hopper(128, 128, 2, q_stages=2, late_wait=1),
+        _hopper(192, 64, 2, q_stages=2, out_buffer=0, pingpong=1),
+        _hopper(192, 80, 2, persistent=2, late_wait=1),
+        _hopper(128, 64, 3, pingpong=1, q_stages=2),
     ),
     192: (
-        _hopper(128, 96, 2, pingpong=1, q_stages=2, out_buffer=0, integer_max=1),
-        _hopper(128, 112, 2, pingpong=1, integer_max=1),
-        _hopper(128, 64, 2, pingpong=1, q_stages=2, integer_max=1),
-        _hopper(128, 128, 2, pingpong=1, out_buffer=0, integer_max=1),
-        _hopper(192, 64, 2, pingpong=1, out_buffer=0, integer_max=1),
-        _hopper(128, 80, 2, pingpong=1, q_stages=2, integer_max=1),
+        _hopper(128, 96, 2, pingpong=1, q_stages=2, out_buffer=0),
+        _hopper(128, 64, 2, pingpong=1, q_stages=2),
+        _hopper(128, 112, 2, pingpong=1),
+        _hopper(128, 128, 2, pingpong=1, out_buffer=0),
+        _hopper(128, 96, 2, pingpong=1, late_wait=1),
+        _hopper(192, 64, 2, pingpong=1, out_buffer=0),
     ),
     256: (
-        _hopper(128, 64, 2, pingpong=1, out_buffer=0, integer_max=1),
-        _hopper(128, 64, 2, pingpong=1, out_buffer=0, integer_max=1, persistent=2),
-        _hopper(128, 80, 2, out_buffer=0, integer_max=1),
-        _hopper(128, 48, 2, pingpong=1, out_buffer=0, integer_max=1),
+        _hopper(128, 64, 2, pingpong=1, out_buffer=0),
+        _hopper(128, 64, 2, pingpong=1, out_buffer=0, late_wait=1, persistent=2),
+        _hopper(128, 64, 2, out_buffer=0, head_group=4),
+        _hopper(128, 48, 2, pingpong=1, out_buffer=0),
     ),
 }
 
@@ -190,6 +192,7 @@ _CONCESSIONS = (
     "integer_max",
     "pingpong",
     "skip",
+    "late_wait",
     "stages",
     "out_buffer",
     "q_in_registers",

@@ -15,7 +15,9 @@ TILE_SLOT_BYTES = 8
 
 #: consumer warpgroups -> registers a thread of (consumer, producer); the pool is what the launch
 #: gives, 65536 / threads rounded down to 8
-REGISTERS_BY_ROLE = {1: (240, 24), 2: (240, 24), 3: (160, 32), 4: (112, 24)}
+REGISTERS_BY_ROLE = {1: (240, 24), 2: (240, 24), 3: (160, 32), 4: (112, 32)}
+#: with the dynamic scheduler the producer has more to hold
+REGISTERS_DYNAMIC = {**REGISTERS_BY_ROLE, 2: (232, 40)}
 #: registers beside the accumulators and P; with fewer left ptxas serialises the products
 SPARE_REGISTERS = 28
 
@@ -29,6 +31,7 @@ HOPPER_PARAMS = (
     Param("overlap", (1, 0), "next scores issued before this tile's softmax"),
     Param("pingpong", (0, 1), "consumer warpgroups take turns at the tensor cores"),
     Param("rescale_threshold", (8, 0), "log2 growth of the maximum before O is rescaled"),
+    Param("late_wait", (0, 1), "last product waited for after the vote, or after the exponentials"),
     Param("integer_max", (0, 1), "maxima of three by integer comparison"),
     Param("persistent", (1, 0, 2), "0 a tile a block, 1 static, 2 dynamic tile scheduler"),
     Param("head_group", (0, 1, 2, 4, 8, 16, 32), "heads walked together, for the L2; 0 = all"),
@@ -63,6 +66,11 @@ def hopper_smem_bytes(head_dim: int, head_dim_v: int, point: Point) -> int:
     return q + kv + o + barriers + TILE_SLOT_BYTES
 
 
+def registers_by_role(consumers: int, scheduler: int) -> tuple[int, int]:
+    """Registers of a (consumer, producer) thread."""
+    return (REGISTERS_DYNAMIC if scheduler == 2 else REGISTERS_BY_ROLE)[consumers]
+
+
 def accumulator_registers(head_dim_v: int, point: Point) -> int:
     """Registers a consumer thread needs for O, S and P."""
     p = point["BN"] // 4 if point["overlap"] else 0  # else P takes the place of S
@@ -85,7 +93,7 @@ def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 
 def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     consumers = point["consumer_warpgroups"]
-    there = REGISTERS_BY_ROLE[consumers][0]
+    there, _ = registers_by_role(consumers, point["persistent"])
     wanted = accumulator_registers(problem.head_dim_v, point) + SPARE_REGISTERS
     if wanted > there:
         return f"about {wanted} registers a thread wanted, {there} with {consumers} warpgroups"
@@ -101,6 +109,8 @@ def _out_over_rows(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     if point["consumer_warpgroups"] == 1 and (point["pingpong"] or point["skip"]):
         return "pingpong and skip are for more than one consumer warpgroup"
+    if point.get("late_wait", 0) and not point["overlap"]:
+        return "late_wait is for overlapped products"
     if point["integer_max"] and not point["rescale_threshold"]:
         return "integer_max needs a rescale threshold"
     if point["q_stages"] > 1 and not point["persistent"]:

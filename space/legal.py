@@ -31,6 +31,7 @@ DECISIVE = frozenset(
         "overlap",
         "pingpong",
         "skip",
+        "late_wait",
         "integer_max",
         "rescale_threshold",
         "persistent",

@@ -23,9 +23,10 @@ TURN_BARRIER = 8
 
 
 class WgmmaStatements(Statements):
-    """Statements whose GEMMs are wgmma; `drain` writes the wait that the rescale needs."""
+    """Statements whose GEMMs are wgmma; the waits for the last product stand in the softmax."""
 
-    drain: Callable[[], None] | None = None
+    before_rescale: Callable[[], None] | None = None
+    after_vote: Callable[[], None] | None = None
 
     def declare(self) -> None:
         """Declare register tiles and softmax states."""
@@ -39,7 +40,8 @@ class WgmmaStatements(Statements):
         """Lower one statement."""
         if isinstance(stmt, ast.Custom) and stmt.op == "Softmax":
             comment(self.out, stmt)
-            self.softmaxes.step(self.plan.softmax(stmt.name), self.drain)
+            plan = self.plan.softmax(stmt.name)
+            self.softmaxes.step(plan, self.before_rescale, self.after_vote)
         else:
             super().emit(stmt, None)
 
@@ -124,7 +126,7 @@ class Consumer(Sm90Writer):
             self._pass_turn()
             self._drain(0, self.front_gemm.out)
             self.release(self.k)
-            self._front(None)
+            self._front(after_product=False)
             self._reshape()
             self._accumulate()
             self._drain(0, self.back_gemm.out)
@@ -141,7 +143,7 @@ class Consumer(Sm90Writer):
             self._pass_turn()
             self._drain(0, self.front_gemm.out)
             self.release(self.k)
-            self._front(None)
+            self._front(after_product=False)
             self._reshape(declare=False)
             out.line("#pragma unroll 1")
             with out.block(f"for (++{var}; {var} < {hi}; ++{var})"):
@@ -161,11 +163,7 @@ class Consumer(Sm90Writer):
         self._drain(1, self.front_gemm.out)
         self.release(self.k)
 
-        def drain() -> None:
-            self._drain(0, self.back_gemm.out)
-            self.release(self.v)
-
-        self._front(drain)
+        self._front(after_product=True)
         self._reshape(declare=False)
 
     def _release_rows(self) -> None:
@@ -245,11 +243,25 @@ class Consumer(Sm90Writer):
                 )
             out.line("warpgroup_commit();")
 
-    def _front(self, drain: Callable[[], None] | None) -> None:
-        """Everything between the scores and the Reshape, masks where they are planned."""
+    def _front(self, after_product: bool) -> None:
+        """Everything between the scores and the Reshape, masks where they are planned.
+
+        `after_product` says that a product is in flight: its accumulators may be touched, and P
+        packed again, only when it has been waited for.
+        """
         plan, statements = self.plan, self.statements
         softmax = any(isinstance(s, ast.Custom) and s.op == "Softmax" for s in plan.front)
-        self.wgmma.drain = drain if softmax else None
+
+        def wait() -> None:
+            self._drain(0, self.back_gemm.out)
+
+        def let_go() -> None:
+            wait()
+            self.release(self.v)
+
+        late = plan.late_wait or not softmax
+        self.wgmma.before_rescale = wait if after_product else None
+        self.wgmma.after_vote = let_go if after_product and not late else None
         body = plan.loop.body
         reshape = next(k for k, s in enumerate(body) if isinstance(s, ast.Reshape))
         pending: list[tuple[int, ast.Stmt]] = [
@@ -268,8 +280,8 @@ class Consumer(Sm90Writer):
                 self._masks_at(at)
             statements.emit(stmt, None)
         self._masks_at(reshape)
-        if drain is not None and not softmax:
-            drain()
+        if after_product and late:
+            let_go()
 
     def _rarely_touched(self, pending: list[tuple[int, ast.Stmt]]) -> str | None:
         """C++ for «this tile's scores change before the softmax»: one branch for sign and masks.

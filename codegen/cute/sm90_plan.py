@@ -19,12 +19,12 @@ from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
 from space.gpu import GpuSpec
 from space.hopper import (
-    REGISTERS_BY_ROLE,
     TILE_BARRIERS,
     TILE_SLOT_BYTES,
     WARPGROUP_ROWS,
     hopper_smem_bytes,
     panels,
+    registers_by_role,
 )
 from space.params import Point
 from space.variant import Problem
@@ -81,6 +81,7 @@ class Sm90Plan:
     producer_registers: int
     overlap: bool
     pingpong: bool
+    late_wait: bool  #: the last product is waited for after the exponentials, not after the vote
     scheduler: int  #: 0 one tile a block, 1 static persistent, 2 dynamic persistent
     skip: bool  #: a warpgroup passes over key tiles that none of its rows sees
     out_offset: int
@@ -149,7 +150,8 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
     check_protocol(
         row_ring.stages, program.param("stages", 2), consumers, overlap, skip, out_in_rows
     )
-    consumer_registers, producer_registers = REGISTERS_BY_ROLE[consumers]
+    scheduler = program.param("persistent", 1)
+    consumer_registers, producer_registers = registers_by_role(consumers, scheduler)
     fragments, vectors = register_tiles(kernel, 4 * consumers)
     base = KernelPlan(
         entry=kernel.name,
@@ -189,8 +191,9 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         consumer_registers=consumer_registers,
         producer_registers=producer_registers,
         overlap=overlap,
+        late_wait=bool(program.param("late_wait", 0)),
         pingpong=bool(program.param("pingpong", 0)) and consumers > 1,
-        scheduler=program.param("persistent", 1),
+        scheduler=scheduler,
         skip=skip and consumers > 1,
         out_offset=out_offset,
         out_panel_bytes=row_ring.panel_bytes if out_in_rows else rows * ROW_BYTES,

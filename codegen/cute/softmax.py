@@ -33,8 +33,6 @@ class SoftmaxLowering:
             else:
                 out.line(f"float const {name}_log2 = {LOG2E};")
             states = [("max", "-INFINITY"), ("shift", "0.f"), ("sum", "0.f")]
-            if s.integer_max:
-                states.append(("limit", "__int_as_float(0x7fffffff)"))
             if s.threshold:
                 out.line(f"float const {name}_slack = {s.threshold}.f / {name}_log2;")
             names = ", ".join(f"{name}_{state}[{self.m_atoms}][2]" for state, _ in states)
@@ -44,10 +42,16 @@ class SoftmaxLowering:
                 for state, value in states:
                     out.line(f"{name}_{state}[m][r] = {value};")
 
-    def step(self, s: SoftmaxPlan, before_rescale: Callable[[], None] | None = None) -> None:
+    def step(
+        self,
+        s: SoftmaxPlan,
+        before_rescale: Callable[[], None] | None = None,
+        after_vote: Callable[[], None] | None = None,
+    ) -> None:
         """One online step: S becomes 2^(S * log2 - shift); accumulators follow a new maximum.
 
-        `before_rescale` writes what must happen before an accumulator may be touched.
+        `before_rescale` writes what must happen before an accumulator may be touched, and
+        `after_vote` what happens whether or not one was, before the exponentials.
         """
         out, name = self.out, s.scores
         fragment = self.plan.fragment(name)
@@ -66,15 +70,12 @@ class SoftmaxLowering:
         if s.threshold:
             out.line(f"// a maximum may lag by 2^{s.threshold}: the division at the end cancels it")
             out.line("bool const moved = __any_sync(~0u, grown);")
+        with out.block("if (moved)" if s.threshold else ""):
             if before_rescale is not None:
                 before_rescale()
-            with out.block("if (moved)"):
-                self._new_maximum(s)
-        else:
-            if before_rescale is not None:
-                before_rescale()
-            with out.block(""):
-                self._new_maximum(s)
+            self._new_maximum(s)
+        if after_vote is not None:
+            after_vote()
         with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
             out.line("float part[2] = {0.f, 0.f};  // two chains of additions")
             with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
@@ -94,8 +95,8 @@ class SoftmaxLowering:
     def _integer_top(self, name: str, n_atoms: int) -> None:
         """The same by integer comparison, three at a time: right where the maximum is positive.
 
-        A limit that is not positive is kept as NaN, which no maximum is at most: the exact one is
-        then taken by the branch that follows.
+        Where the limit is not positive the comparison says nothing, and the branch that follows
+        takes the exact maximum.
         """
         out = self.out
         out.line(f"int x = __float_as_int({name}[m][0][r * 2]);")
@@ -104,7 +105,8 @@ class SoftmaxLowering:
             out.line("int& z = n & 1 ? x : y;  // two chains")
             bits = [f"__float_as_int({name}[m][n][r * 2 + {c}])" for c in (0, 1)]
             out.line(f"z = max(max(z, {bits[0]}), {bits[1]});")
-        out.line(f"grown |= !(__int_as_float(max(x, y)) <= {name}_limit[m][r]);")
+        out.line(f"float const limit = {name}_max[m][r] + {name}_slack;")
+        out.line("grown |= !(__int_as_float(max(x, y)) <= limit && limit > 0.f);")
 
     def _new_maximum(self, s: SoftmaxPlan) -> None:
         out, name = self.out, s.scores
@@ -120,9 +122,6 @@ class SoftmaxLowering:
                 f"exp2_approx(({name}_max[m][r] - high) * {name}_log2);"
             )
             out.line(f"{name}_max[m][r] = high;")
-            if s.integer_max:
-                out.line(f"float const limit = high + {name}_slack;")
-                out.line(f"{name}_limit[m][r] = limit > 0.f ? limit : __int_as_float(0x7fffffff);")
             out.line(f"{name}_shift[m][r] = high == -INFINITY ? 0.f : high * {name}_log2;")
             out.line(f"huge |= fabsf({name}_shift[m][r]) > {HUGE};")
             out.line(f"{name}_sum[m][r] *= decay;")

@@ -1,5 +1,5 @@
 // mha-bf16-d128-causal for sm_90a
-// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 head_group=16 integer_max=1 out_buffer=1 overlap=1 persistent=2 pingpong=1 q_stages=2 rescale_threshold=8 skip=0 stages=2
+// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 head_group=16 integer_max=1 late_wait=1 out_buffer=1 overlap=1 persistent=2 pingpong=1 q_stages=2 rescale_threshold=8 skip=0 stages=2
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -196,7 +196,7 @@ forward(
   int const planes = heads * batch, tiles = row_blocks * planes;
   int const diagonal = N - M;  // bottom-right: row r sees keys up to r + this
   if (warpgroup == 0) {
-    registers_down<24>();
+    registers_down<40>();
     if (threadIdx.x == 0) {
       uint32_t Q_count = 0;
       uint32_t K_count = 0;
@@ -278,7 +278,7 @@ forward(
     }
   }
   else {
-    registers_up<240>();
+    registers_up<232>();
     int const tid = threadIdx.x - 128, lane = tid & 31, warp = tid >> 5;
     int const consumer = warpgroup - 1;
     bool const leader = tid % 128 == 0;  // arrives and stores for its warpgroup
@@ -310,7 +310,7 @@ forward(
       // 2^(S * log2): a scale of 0 must not turn masked scores into NaN
       float const S_log2 = fmaxf(fabsf(scale), 1e-37f) * 1.44269504089f;
       float const S_slack = 8.f / S_log2;
-      float S_max[1][2], S_shift[1][2], S_sum[1][2], S_limit[1][2];
+      float S_max[1][2], S_shift[1][2], S_sum[1][2];
       bool S_huge = false;
       #pragma unroll
       for (int m = 0; m < 1; ++m) {
@@ -319,7 +319,6 @@ forward(
           S_max[m][r] = -INFINITY;
           S_shift[m][r] = 0.f;
           S_sum[m][r] = 0.f;
-          S_limit[m][r] = __int_as_float(0x7fffffff);
         }
       }
       // TL 2: Compute Fill O, 0.0
@@ -405,7 +404,8 @@ forward(
               int& z = n & 1 ? x : y;  // two chains
               z = max(max(z, __float_as_int(S[m][n][r * 2 + 0])), __float_as_int(S[m][n][r * 2 + 1]));
             }
-            grown |= !(__int_as_float(max(x, y)) <= S_limit[m][r]);
+            float const limit = S_max[m][r] + S_slack;
+            grown |= !(__int_as_float(max(x, y)) <= limit && limit > 0.f);
           }
         }
         // a maximum may lag by 2^8: the division at the end cancels it
@@ -425,8 +425,6 @@ forward(
               float const high = fmaxf(S_max[m][r], quad_max(S_top[m][r]));
               float const decay = high == -INFINITY ? 1.f : exp2_approx((S_max[m][r] - high) * S_log2);
               S_max[m][r] = high;
-              float const limit = high + S_slack;
-              S_limit[m][r] = limit > 0.f ? limit : __int_as_float(0x7fffffff);
               S_shift[m][r] = high == -INFINITY ? 0.f : high * S_log2;
               huge |= fabsf(S_shift[m][r]) > 1048576.f;
               S_sum[m][r] *= decay;
@@ -566,16 +564,15 @@ forward(
                 int& z = n & 1 ? x : y;  // two chains
                 z = max(max(z, __float_as_int(S[m][n][r * 2 + 0])), __float_as_int(S[m][n][r * 2 + 1]));
               }
-              grown |= !(__int_as_float(max(x, y)) <= S_limit[m][r]);
+              float const limit = S_max[m][r] + S_slack;
+              grown |= !(__int_as_float(max(x, y)) <= limit && limit > 0.f);
             }
           }
           // a maximum may lag by 2^8: the division at the end cancels it
           bool const moved = __any_sync(~0u, grown);
-          warpgroup_wait<0>();
-          hold(O);
-          if (leader) arrive(10 + V_count % 2);
-          ++V_count;
           if (moved) {
+            warpgroup_wait<0>();
+            hold(O);
             bool huge = false;
             #pragma unroll
             for (int m = 0; m < 1; ++m) {
@@ -590,8 +587,6 @@ forward(
                 float const high = fmaxf(S_max[m][r], quad_max(S_top[m][r]));
                 float const decay = high == -INFINITY ? 1.f : exp2_approx((S_max[m][r] - high) * S_log2);
                 S_max[m][r] = high;
-                float const limit = high + S_slack;
-                S_limit[m][r] = limit > 0.f ? limit : __int_as_float(0x7fffffff);
                 S_shift[m][r] = high == -INFINITY ? 0.f : high * S_log2;
                 huge |= fabsf(S_shift[m][r]) > 1048576.f;
                 S_sum[m][r] *= decay;
@@ -639,6 +634,10 @@ forward(
               S_sum[m][r] += part[0] + part[1];
             }
           }
+          warpgroup_wait<0>();
+          hold(O);
+          if (leader) arrive(10 + V_count % 2);
+          ++V_count;
           // TL 9: Reshape S from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)
           #pragma unroll
           for (int m = 0; m < 1; ++m) {

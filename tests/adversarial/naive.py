@@ -214,6 +214,12 @@ _SPOILED: dict[str, tuple[str, str] | Spoil] = {
     "illegal address": ("*(volatile int*)16 = row;", ""),
 }
 
+#: Right on every small problem, and wrong where a large output is not sampled.
+LARGE_ONLY = {
+    "one head of a large output": Spoil(
+        "", f"if (head == 1 && M >= 4096) {EACH_C} o[c] = T(float(o[c]) + 0.25f);"
+    )
+}
 SPOILED: dict[str, Spoil] = {
     name: spoil if isinstance(spoil, Spoil) else Spoil(*spoil) for name, spoil in _SPOILED.items()
 }
@@ -231,7 +237,7 @@ ARGS = (
 
 def naive(problem: Problem, spoil: str = "", smem_bytes: int = 0) -> KernelSource:
     """The kernel for a problem, spoiled in one way or none."""
-    how = SPOILED[spoil] if spoil else Spoil()
+    how = (SPOILED | LARGE_ONLY)[spoil] if spoil else Spoil()
     text = TEXT
     for name, value in {
         "@T@": "__half" if problem.dtype is DType.FP16 else "__nv_bfloat16",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from naive import SPOILED, naive
+from naive import LARGE_ONLY, SPOILED, naive
 
 from codegen.kernel import KernelSource
 from codegen.nvrtc import compile_source
@@ -32,7 +32,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("spoil", ["", *SPOILED])
+@pytest.mark.parametrize("spoil", ["", *SPOILED, *LARGE_ONLY])
 @pytest.mark.parametrize("dtype", list(DType))
 def test_every_kernel_compiles(spoil: str, dtype: DType) -> None:
     problem = Problem("mla", dtype, 192, 128, False)
@@ -109,6 +109,19 @@ class TestOnDevice:
         outcome = supervisor.judge(EvalJob(PROBLEM, source, image, SHAPES, 1))
         assert isinstance(outcome, Rejected)
         assert outcome.trial_class is TrialClass.LAUNCH_FAILED
+
+    def test_finals_look_at_every_element(self, supervisor: Supervisor, arch: str) -> None:
+        shapes = (Shape(1, 8, 4, 4096, 4096, 64, 32, True),)
+        (spoil,) = LARGE_ONLY
+        entries = tuple(
+            Entry(n, source, compile_source(source, arch).image, shapes)
+            for n, source in enumerate((naive(PROBLEM), naive(PROBLEM, spoil)))
+        )
+        job = FinalsJob(PROBLEM, entries, shapes, 1, rounds=3, with_peers=False)
+        result = supervisor.finals(job)
+        assert [f.trial for f in result.finalists] == [0]
+        assert [(t, r.trial_class) for t, r in result.rejected] == [(1, TrialClass.WRONG_OUTPUT)]
+        assert "[b, s, h, d] (0, " in result.rejected[0][1].reason
 
     def test_finals_leave_a_crashing_trial_out(self, supervisor: Supervisor, arch: str) -> None:
         right, bad = naive(PROBLEM), naive(PROBLEM, "illegal address")

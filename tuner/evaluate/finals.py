@@ -18,7 +18,7 @@ from tuner.evaluate.judge import COOL_S, COOL_TRIES, MANY_REPEATS, Judge, Kernel
 from tuner.evaluate.launch import LaunchError
 from tuner.evaluate.peers import Make, PeerAbsent, Run, start
 from tuner.evaluate.timing import SHORT_US, Sample, check_possible, check_stream, summarise
-from tuner.evaluate.verify import compare
+from tuner.evaluate.verify import check_whole, compare
 from tuner.job import Absent, Entry, FinalsResult, Reading
 
 ROUNDS = 25
@@ -133,6 +133,8 @@ def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
         verdict = ask(kernel.prepare, bay, data_set)
         if isinstance(verdict, Rejected):
             return verdict
+    if (wrong := check_whole(bay.exams[-1])) is not None:
+        return wrong
     inputs = bay.slots[0]
     launch = kernel.prepare(*inputs.tensors, bay.output.tensor, inputs.scale)
     name = f"timed shape {bay.shape.key}"

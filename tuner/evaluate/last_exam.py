@@ -7,6 +7,7 @@ from space.variant import Problem, Shape
 from tuner.evaluate.checks import verify_checks
 from tuner.evaluate.judge import Judge, ask
 from tuner.evaluate.launch import Prepare
+from tuner.evaluate.verify import check_whole
 from tuner.subjects import Verified
 
 
@@ -29,4 +30,6 @@ def examine(
             if isinstance(verdict, Rejected):
                 return verdict
             worst = max(worst, verdict)
+        if (wrong := check_whole(bay.exams[-1])) is not None:
+            return wrong
     return Verified(len(checks) + 2 * len(shapes), worst)

@@ -7,6 +7,7 @@ is 0. Scores are made for some rows of one KV head at a time, so 16k lengths fit
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +80,13 @@ Expected = tuple[Part, ...]
 def expect(inputs: Inputs) -> Expected:
     """Return what a right kernel gives: all of a small problem, a sample of a large one."""
     return tuple(_part(inputs, index) for index in _indices(inputs))
+
+
+def whole(inputs: Inputs, own_error: float) -> Iterator[Part]:
+    """Yield every element of the answer, in float32, one head at a time."""
+    for head in range(inputs.q.shape[2]):
+        index = (slice(None), slice(None), slice(head, head + 1))
+        yield Part(index, attention(inputs, torch.float32, index).double(), own_error)
 
 
 def _part(inputs: Inputs, index: Index) -> Part:

@@ -27,9 +27,10 @@ from runs.store import RunStore
 from space.gpu import GPUS
 from space.variant import Shape
 from tuner.cli import main
+from tuner.drift import EVERY
 from tuner.errors import MachineError
 from tuner.finish import contenders
-from tuner.job import EvalJob, FinalsJob, FinalsResult, PeerKernelsJob
+from tuner.job import EvalJob, FinalsJob, FinalsResult, PeerKernelsJob, Reading
 from tuner.lanes import Candidate
 from tuner.pools import CompilePool
 from tuner.session import Machine
@@ -123,7 +124,8 @@ class FakeJudges:
             for s in job.shapes
         ]
         rejected = tuple((e.trial, WRONG) for e in job.entries if e.trial in self.bad)
-        return done(FinalsResult(tuple(finalists), (), rejected, conditions="1980 MHz, 40 C"))
+        readings = tuple(Reading(s, 1980, 2600, 40, 650.5, "power cap", 1) for s in job.shapes)
+        return done(FinalsResult(tuple(finalists), (), rejected, "1980 MHz, 40 C", readings))
 
     def facts(self) -> Future[tuple[Note, ...]]:
         return done((Note("device", (("device", "NVIDIA A100-SXM4-80GB"),)),))
@@ -180,6 +182,11 @@ def test_finals_record_conditions_and_what_ran_behind_a_peers_name(store: RunSto
     shop(store.spec, FakeJudges()).finals(store.spec, store, entries)
     notes = {n.topic: n.as_dict() for n in store.replay().notes}
     assert notes["conditions"]["after"] == "1980 MHz, 40 C"
+    assert notes["final_conditions"] == {
+        "problem": entries[0].record.problem.key, "shape": store.spec.shapes[0].key,
+        "sm_clock_mhz": 1980, "memory_clock_mhz": 2600, "temperature_c": 40, "power_w": 650.5,
+        "throttle": "power cap", "redone": 1,
+    }  # fmt: skip
     assert notes["peer_kernels"]["fa2"] == "flash_fwd_kernel"
     assert "cudnn" not in notes["peer_kernels"]
 
@@ -193,6 +200,21 @@ def test_trials_after_the_first_know_the_best_times(store: RunStore) -> None:
         bench.judge(candidate, build(candidate)).result()
     shape: Shape = store.spec.shapes[0]
     assert [j.best_us for j in judges.evals] == [(), ((shape, 99.0),)]
+
+
+def test_first_kernel_is_timed_again_and_the_drift_is_recorded(store: RunStore) -> None:
+    judges = FakeJudges()
+    bench = shop(store.spec, judges)
+    record = store.replay().history.records[0]
+    candidate = Candidate(record.sketch, FULL, record.problem, record.point, "first")
+    for _ in range(EVERY):
+        bench.judge(candidate, build(candidate)).result()
+    assert len(judges.evals) == EVERY + 1
+    assert judges.evals[-1].source == judges.evals[0].source
+    bench.finals(store.spec, store, contenders(store.spec, store.replay().history))
+    (note,) = [n.as_dict() for n in store.replay().notes if n.topic == "drift"]
+    assert note["trials"] == EVERY
+    assert note["median_ratio"] == round((100 - EVERY - 1) / 99, 4)
 
 
 def test_a_lost_worker_is_one_line(store: RunStore) -> None:

@@ -123,6 +123,10 @@ class RunSpec:
     minutes: float | None = None
     #: name -> TL text of the sketches this run searches, by key
     sketches: tuple[tuple[str, str], ...] = ()
+    #: the model that the proposer asks, where it asks one
+    model: str = ""
+    #: which proposers a comparison allows this run: llm, search, assisted, random; all when empty
+    arm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class TrialRecord:
     problem: Problem
     sketch: str
     point: Point
-    origin: str  #: "first", "seed", "sampler", "user"
+    origin: str  #: "first", "seed", "model", "shortlist", "sibling" or "sampler"
     outcome: Outcome
     source_digest: str = ""
     cubin_key: str = ""

@@ -55,7 +55,18 @@ def main_job(
     backend: Annotated[
         str | None, typer.Option(help="auto, mma_sync or wgmma: which atoms are used.")
     ] = None,
-    proposer: Annotated[str | None, typer.Option(help="builtin.")] = None,
+    proposer: Annotated[
+        str | None, typer.Option(help="builtin, openai or batch:DIR: who proposes beside Optuna.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model that is asked.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="A compatible endpoint, such as http://127.0.0.1:8000/v1.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens the model may take.")] = None,
+    max_cost: Annotated[float | None, typer.Option(help="What the model may cost.")] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(help="MODEL=IN,OUT: cost of a million tokens.")
+    ] = None,
     sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
     measure: Annotated[
         str, typer.Option(help="auto, device (time on the GPU) or model (predict).")
@@ -75,7 +86,8 @@ def main_job(
         return
     options = Options(
         variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
-        measure, minutes, seed, workers, runs_dir, resume, json,
+        measure, minutes, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
+        max_cost, tuple(price or ()),
     )  # fmt: skip
     from tuner.session import tune
     from tuner.view import View

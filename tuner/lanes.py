@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from space.params import Point, Space
 from space.variant import Problem
 from tuner.sampler import Sampler
 from tuner.score import focus_count, focus_losses
+
+TRYOUT = 10  #: trials before a sketch can be dropped for another of its problem
+WEAK = 0.03  #: how much slower than the best sketch it may be and stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,17 @@ class Lane:
     #: source → loss of each focus
     digests: dict[str, tuple[float, ...] | None] = field(default_factory=dict)
     used_up: bool = False
+    proposed: list[Point] = field(default_factory=list)  #: by the model, best first
+    sampled: bool = True  #: whether the sampler is asked
+    siblings: bool = True  #: whether what proved best under the other mask is tried
+    settled: int = 0
+    improved_at: int = 0  #: trials settled when the best was found
+    dropped: bool = False
+
+    def offer(self, point: Point) -> None:
+        """Queue a point that the model proposes."""
+        self.proposed.append(point)
+        self.used_up = False
 
     def candidate(self, point: Point, origin: str) -> Candidate:
         """Return `point` as a candidate of this lane."""
@@ -57,6 +72,7 @@ class Lane:
 
     def settle(self, record: TrialRecord) -> None:
         """Tell the sampler how a point ended; it must have been opened."""
+        self.settled += 1
         outcome = record.outcome
         losses = focus_losses(outcome, self.problem.dtype, self.gpu, self.sampler.foci)
         if isinstance(outcome, Rejected) and outcome.trial_class is TrialClass.DUPLICATE:
@@ -71,6 +87,7 @@ class Lane:
             self.digests.setdefault(record.source_digest, losses)
         if losses is not None and (self.best is None or losses[0] < self.best[0]):
             self.best = (losses[0], record.point)
+            self.improved_at = self.settled
         self.sampler.tell(record.point, losses)
 
 
@@ -90,11 +107,20 @@ def lanes_of(
         ]
         listed = [(p, "shortlist") for of, p in early if of == problem and p in legal]
         # the known-good point stays first: it tells a broken machine from a bad kernel
-        ordered = (*first[:1], *listed, *first[1:])
+        ordered = (*first[:1], *listed, *(first[1:] if _is_seeded(spec) else ()))
         served = sum(problem.serves(s) for s in spec.shapes)
-        sampler = Sampler(legal, f"{spec.seed}/{name}/{problem.key}", focus_count(served))
-        lanes.append(Lane(name, text, problem, gpu, legal, ordered, sampler))
+        guided = spec.arm != "random"
+        sampler = Sampler(legal, f"{spec.seed}/{name}/{problem.key}", focus_count(served), guided)
+        lane = Lane(name, text, problem, gpu, legal, ordered, sampler)
+        lane.sampled = spec.arm != "llm"
+        lane.siblings = lane.sampled and guided
+        lanes.append(lane)
     return tuple(lanes)
+
+
+def _is_seeded(spec: RunSpec) -> bool:
+    """Whether the built-in seeds are tried: they are the proposals of the builtin proposer."""
+    return not spec.arm or (spec.arm in ("llm", "assisted") and spec.proposer == "builtin")
 
 
 def replay(lanes: Sequence[Lane], history: History) -> None:
@@ -117,9 +143,15 @@ def replay(lanes: Sequence[Lane], history: History) -> None:
 
 
 def propose(lanes: Sequence[Lane]) -> Candidate | None:
-    """Return the next candidate, from the lane that has had fewest; None when all are used up."""
-    for lane in sorted(lanes, key=lambda x: len(x.taken)):
-        if lane.used_up:
+    """Return the next candidate; None when all lanes are used up.
+
+    It is for the problem that has had fewest, and there from the lane that has had fewest.
+    """
+    had: dict[Problem, int] = {}
+    for lane in lanes:
+        had[lane.problem] = had.get(lane.problem, 0) + len(lane.taken)
+    for lane in sorted(lanes, key=lambda x: (had[x.problem], len(x.taken))):
+        if lane.used_up or lane.dropped:
             continue
         found = _next_point(lane, lanes)
         if found is not None:
@@ -130,17 +162,46 @@ def propose(lanes: Sequence[Lane]) -> Candidate | None:
     return None
 
 
+def drop_weak(lanes: Sequence[Lane]) -> list[str]:
+    """Take lanes out that lose against another of their problem; return a line for each.
+
+    A lane is judged after `TRYOUT` trials of its own, against one that had as many.
+    """
+    said = []
+    for lane in lanes:
+        rivals = [
+            (o.best[0], o.sketch)
+            for o in lanes
+            if o is not lane and o.problem == lane.problem
+            if not o.dropped and o.best is not None and o.settled >= TRYOUT
+        ]
+        if lane.dropped or lane.settled < TRYOUT or not rivals:
+            continue
+        best, rival = min(rivals)
+        behind = None if lane.best is None else math.exp(lane.best[0] - best) - 1
+        if behind is None or behind > WEAK:
+            lane.dropped = True
+            how = "it has no right kernel" if behind is None else f"{behind:.0%} behind {rival}"
+            said.append(
+                f"sketch {lane.sketch} of {lane.problem.key} is dropped after "
+                f"{lane.settled} trials: {how}"
+            )
+    return said
+
+
 def _next_point(lane: Lane, lanes: Sequence[Lane]) -> tuple[Point, str] | None:
-    """Seeds first, then what proved best under the other mask, then the sampler."""
+    """The known-good point, then proposals, seeds, the other mask's best, the sampler."""
 
     def taken(point: Point) -> bool:
         return point.key in lane.taken
 
-    for point, origin in (*lane.seeds, *_from_siblings(lane, lanes)):
+    proposed = [(p, "model") for p in lane.proposed]
+    siblings = _from_siblings(lane, lanes) if lane.siblings else []
+    for point, origin in (*lane.seeds[:1], *proposed, *lane.seeds[1:], *siblings):
         if point in lane.legal and not taken(point):
             lane.sampler.open(point)
             return point, origin
-    asked = lane.sampler.ask(taken)
+    asked = lane.sampler.ask(taken) if lane.sampled else None
     return None if asked is None else (asked, "sampler")
 
 

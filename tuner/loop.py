@@ -63,6 +63,17 @@ class Watcher(Protocol):
         """A trial was recorded."""
 
 
+class Guide(Protocol):
+    """Who gives advice beside the search."""
+
+    def look(self, lanes: list[Lane], history: History) -> None:
+        """Put what was advised meanwhile into the lanes, or add lanes. Never waits."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a search that has nothing left to try should wait for advice."""
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """Why the search stopped. `cause` is the one failure that all trials share, if they do."""
@@ -85,14 +96,15 @@ def search(
     journal: Journal,
     watcher: Watcher,
     history: History,
+    guide: Guide | None = None,
 ) -> End:
     """Search until the budget, the time or the space is used up; return why it stopped.
 
     `history` is what an earlier part of the run recorded. What is in flight at the end is
     dropped; a KeyboardInterrupt may come at any moment, the journal stays whole.
     """
+    lanes = list(lanes)
     replay(lanes, history)
-    by_key = {(lane.sketch, lane.problem): lane for lane in lanes}
     deadline = time.monotonic() + spec.minutes * 60 if spec.minutes else float("inf")
     building: dict[Future[Built | Rejected | Broken], Candidate] = {}
     judging: dict[Future[Outcome], _Judging] = {}
@@ -105,10 +117,12 @@ def search(
             journal.put_kernel(built.source, built.cubin)
         journal.append(trial)
         history = history.with_record(trial)
-        by_key[candidate.sketch, candidate.problem].settle(trial)
+        _lane_of(lanes, candidate).settle(trial)
         watcher.trial(trial)
 
     while (end := _reason_to_stop(history, spec, deadline)) is None:
+        if guide is not None:
+            guide.look(lanes, history)
         left = spec.budget - history.spent()
         while len(building) + len(judging) < min(bench.depth, left):
             candidate = propose(lanes)
@@ -116,6 +130,11 @@ def search(
                 break
             building[bench.build(candidate)] = candidate
         if not building and not judging:
+            if guide is not None and guide.awaited:
+                time.sleep(POLL_S)
+                continue
+            if not all(lane.sampled for lane in lanes):
+                return End("nothing more is proposed")
             return End("every legal point of the space has been tried")
         pending: list[Future[Any]] = [*building, *judging]
         done, _ = wait(pending, timeout=POLL_S, return_when=FIRST_COMPLETED)
@@ -133,6 +152,11 @@ def search(
             record(job.candidate, verdict.result(), job.built, now - max(job.since, judged_at))
             judged_at = now
     return end
+
+
+def _lane_of(lanes: Sequence[Lane], candidate: Candidate) -> Lane:
+    wanted = (candidate.sketch, candidate.problem)
+    return next(lane for lane in lanes if (lane.sketch, lane.problem) == wanted)
 
 
 def _record(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runs.record import Basis, RunSpec
 from space.constraints import Backend
@@ -20,6 +21,9 @@ from space.variant import (
     with_causal,
 )
 from tuner.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from llm_proposer.session import ModelSettings
 
 DEFAULT_BUDGET = 200
 
@@ -45,6 +49,11 @@ class Options:
     runs_dir: Path = Path("runs")
     resume: Path | None = None
     json: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    prices: tuple[str, ...] = ()
 
 
 def gpu_of(options: Options, devices: tuple[str, ...]) -> GpuSpec:
@@ -85,8 +94,7 @@ def check_common(options: Options) -> None:
         if options.phase == "decode":
             raise UsageError("--phase decode is not in this version; use --phase prefill")
         raise UsageError(f"unknown phase {options.phase!r}; known phases: prefill")
-    if options.proposer not in (None, "builtin"):
-        raise UsageError(f"unknown proposer {options.proposer!r}; known proposers: builtin")
+    _check_proposer(options)
     backend_named(options.backend)
     if options.budget is not None and options.budget < 1:
         raise UsageError(f"--budget {options.budget} is not at least 1")
@@ -95,6 +103,30 @@ def check_common(options: Options) -> None:
     if options.seed is not None and options.seed < 0:
         raise UsageError(f"--seed {options.seed} is negative; use 0 or more")
     workers_of(options)
+
+
+def _check_proposer(options: Options) -> None:
+    """Refuse what can never work; a missing key or model only costs the run its model."""
+    from llm_proposer.errors import NotConfigured
+    from llm_proposer.session import check_settings
+
+    settings = settings_of(options, options.proposer or "builtin", options.model)
+    if settings.proposer == "openai":
+        settings = replace(settings, proposer="batch:anywhere")
+    try:
+        check_settings(settings, {})
+    except NotConfigured as error:
+        raise UsageError(str(error)) from None
+
+
+def settings_of(options: Options, proposer: str, model: str | None) -> ModelSettings:
+    """Return what the proposer of a run needs to ask its model."""
+    from llm_proposer.session import ModelSettings
+
+    return ModelSettings(
+        proposer, model or None, options.base_url, options.max_tokens, options.max_cost,
+        options.prices,
+    )  # fmt: skip
 
 
 def backend_named(name: str | None) -> Backend:
@@ -137,6 +169,7 @@ def spec_of(options: Options, gpu: GpuSpec, basis: Basis, run_id: str) -> RunSpe
         proposer=options.proposer or "builtin",
         backend=backend_named(options.backend),
         minutes=options.minutes,
+        model=options.model or "",
     )
 
 

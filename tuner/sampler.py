@@ -33,7 +33,9 @@ class Sampler:
     long ones.
     """
 
-    def __init__(self, legal: LegalPoints, seed: str, foci: int = 1) -> None:
+    def __init__(self, legal: LegalPoints, seed: str, foci: int = 1, guided: bool = True) -> None:
+        """Make a sampler; without `guided` every legal point that is free is as likely."""
+        self._guided = guided
         self._legal = legal
         self._seed = seed
         params = legal.space.params
@@ -60,7 +62,7 @@ class Sampler:
         It is open until told: constant liar keeps later asks away from it.
         """
         focus = self._told % len(self._studies)
-        if self._told >= STARTUP:
+        if self._guided and self._told >= STARTUP:
             study = self._studies[focus]
             for draw in range(DRAWS):
                 trial = self._draw(focus, draw)
@@ -125,7 +127,7 @@ class Sampler:
     ) -> Point | None:
         """Return a free point one or two changes away from one of the best, if one is found."""
         best = self._best[focus]
-        if self._told < STARTUP or not best:
+        if not self._guided or self._told < STARTUP or not best:
             return None
         for _ in range(TRIES):
             _, point = rng.choice(best)

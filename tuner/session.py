@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from llm_proposer.errors import NotConfigured
+from llm_proposer.session import open_session
 from runs.files import safe_name
 from runs.record import (
     Basis,
@@ -34,6 +37,7 @@ from tuner.finish import (
     ranked,
     unfinished,
 )
+from tuner.guide import ModelGuide, model_sketches
 from tuner.lanes import Lane, lanes_of
 from tuner.loop import Bench, End, common_failure, search
 from tuner.options import (
@@ -42,6 +46,7 @@ from tuner.options import (
     check_common,
     device_index,
     gpu_of,
+    settings_of,
     spec_of,
     workers_of,
 )
@@ -104,7 +109,7 @@ def _begin(options: Options, view: View, machine: Machine) -> None:
         RunStore.create(options.runs_dir, spec) as store,
     ):
         view.briefing(briefing_of(store.spec, gpu, lanes, str(store.path)))
-        _go(store, store.spec, lanes, bench, view, machine)
+        _go(store, store.spec, lanes, bench, view, machine, options)
 
 
 def _resume(options: Options, view: View, machine: Machine) -> None:
@@ -125,11 +130,15 @@ def _resume(options: Options, view: View, machine: Machine) -> None:
             _measure_shortlist(store, spec, gpu, options, view, machine)
             return
         replay = store.replay()
-        lanes = _lanes(spec, gpu, _shortlist_of(replay.notes, options.resume.parent))
+        lanes = _lanes(
+            _with_model_sketches(spec, replay.notes),
+            gpu,
+            _shortlist_of(replay.notes, options.resume.parent),
+        )
         with closing(_workshop(machine, spec, gpu, options)) as bench:
             store.append(Resumed(len(replay.history)))
             view.briefing(briefing_of(spec, gpu, lanes, str(store.path)))
-            _go(store, spec, lanes, bench, view, machine)
+            _go(store, spec, lanes, bench, view, machine, options)
 
 
 def _measure_shortlist(
@@ -145,6 +154,7 @@ def _measure_shortlist(
     Measured and predicted times never share a folder.
     """
     name = new_run_id(spec.variant, spec.gpu)
+    spec = _with_model_sketches(spec, parent.replay().notes)
     spec = replace(spec, run_id=name, measure=Basis.MEASURED)
     origin = Note("shortlist", (("run", parent.path.name),))
     lanes = _lanes(spec, gpu, _shortlist_of([origin], parent.path.parent))
@@ -155,7 +165,7 @@ def _measure_shortlist(
         store.append(origin)
         view.note(f"{parent.path} was predicted; its shortlist is measured first, in {store.path}")
         view.briefing(briefing_of(store.spec, gpu, lanes, str(store.path)))
-        _go(store, store.spec, lanes, bench, view, machine)
+        _go(store, store.spec, lanes, bench, view, machine, options)
 
 
 def _go(
@@ -165,19 +175,26 @@ def _go(
     bench: Workshop,
     view: View,
     machine: Machine,
+    options: Options,
 ) -> None:
     """Search, finish and export; the store's journal says where an earlier part stopped."""
     history = store.replay().history
-    for note in bench.facts():
-        store.append(note)
+    # the model is asked first of all: what it says comes while peers and first trials run
+    guide = guided(store, spec, lanes, options, view.note, sketches=options.sketch is None)
     try:
+        for note in bench.facts():
+            store.append(note)
         view.start(spec, history)
         if spec.measure is Basis.MEASURED:
-            _show_peers(bench, spec, view)
-        end = search(spec, lanes, bench, store, view, history)
+            peers = _show_peers(bench, spec, view)
+            if guide is not None:
+                guide.peers = peers
+        end = search(spec, lanes, bench, store, view, history, guide)
     except KeyboardInterrupt:  # before the search or between two of its steps
         end = End("interrupted")
     finally:
+        if guide is not None:
+            guide.close()
         view.close()
     history = store.replay().history
     view.note(f"stopped: {end.reason}")
@@ -197,15 +214,45 @@ def _go(
     view.files(store.path, machine.export(store, store.path / "export"))
 
 
-def _show_peers(bench: Workshop, spec: RunSpec, view: View) -> None:
+def guided(
+    store: RunStore,
+    spec: RunSpec,
+    lanes: Sequence[Lane],
+    options: Options,
+    say: Callable[[str], None],
+    sketches: bool,
+) -> ModelGuide | None:
+    """Ask the run's model for the first time; None where there is none, which is said."""
+    if spec.proposer == "builtin" or spec.arm not in ("", "llm", "assisted"):
+        return None
+    settings = settings_of(options, spec.proposer, spec.model)
+    try:
+        model = open_session(settings, store.path, os.environ)
+    except NotConfigured as error:
+        text = f"the run goes on without the model: {error}"
+        say(text)
+        store.append(Note("model_said", (("text", text),)))
+        return None
+    guide = ModelGuide(spec, lanes[0].gpu, model, store, say)
+    guide.begin(lanes, store.replay().history, sketches)
+    return guide
+
+
+def _with_model_sketches(spec: RunSpec, notes: Sequence[Note]) -> RunSpec:
+    """The specification with the sketches that a model gave to an earlier part of the run."""
+    return replace(spec, sketches=(*spec.sketches, *model_sketches(notes)))
+
+
+def _show_peers(bench: Workshop, spec: RunSpec, view: View) -> tuple[Finalist, ...]:
     try:
         times = bench.peers(spec)
     except MachineError as error:
         view.note(f"peers are not shown: {error}")
-        return
+        return ()
     view.peers(times.finalists)
     for remark in times.remarks:
         view.note(remark)
+    return times.finalists
 
 
 def _finalists(
@@ -268,6 +315,7 @@ def _refuse_changes(options: Options) -> None:
     """Raise UsageError when --resume comes with an option that the run itself fixes."""
     fixed = (
         "variant", "gpu", "dtype", "causal", "sketch", "seed", "proposer", "phase", "backend",
+        "model",
     )  # fmt: skip
     for name in fixed:
         if getattr(options, name) is not None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import time
-from dataclasses import dataclass
+import unittest.mock
+from dataclasses import dataclass, replace
 
 import numpy as np
 from builders import SOURCE
 
-from codegen.kernel import Cubin
+from codegen.kernel import Cubin, KernelSource, Launch
 from runs.record import Broken, Rejected, Stage, TrialClass
+from space.params import Point
 from tuner.job import Built, CompileJob
 
 
@@ -79,5 +82,28 @@ def faulty(job: CompileJob) -> Built | Rejected | Broken:
         case ["malloc"]:
             if not ctypes.CDLL(None).malloc(ctypes.c_size_t(64 << 30)):
                 os.abort()  # what a compiler does when memory is refused
+        case ["compiler-memory"]:
+            return _bomb(job)
     cubin = Cubin(b"", job.arch, SOURCE.digest, str(os.getpid()), "", (), 0.0, "13.0")
     return Built(SOURCE, cubin)
+
+
+#: a text whose preprocessed form has 8^12 statements
+BOMB = """
+#define A(x) x x x x x x x x
+#define B(x) A(A(A(A(x))))
+extern "C" __global__ void forward(int* p) { B(B(B(*p += 1;))) }
+"""
+
+
+def _bomb(job: CompileJob) -> Built | Rejected | Broken:
+    """Let the real build meet a source that no memory is enough for, with little of it."""
+    from llm_proposer.builtin import sketches
+    from tuner import build
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, hard))
+    text = next(iter(sketches("mha", False).values()))
+    source = KernelSource(BOMB, "sm_90a", (Launch("forward", 32, 0, (), ()),), ())
+    with unittest.mock.patch.object(build.cute, "translate", lambda *_: source):
+        return build.build(replace(job, sketch_text=text, point=Point.of({"BM": 64, "BN": 64})))

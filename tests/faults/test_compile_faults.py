@@ -49,6 +49,7 @@ def pool() -> Iterator[CompilePool]:
         ("exit", TrialClass.COMPILE_ERROR, "died"),
         ("memory", TrialClass.COMPILE_ERROR, "wanted more memory than the 8 GiB"),
         ("malloc", TrialClass.COMPILE_ERROR, "SIGABRT"),
+        ("compiler-memory", TrialClass.COMPILE_ERROR, "out of memory"),
         ("hang", TrialClass.COMPILE_TIMEOUT, "within 1 s"),
         ("spin", TrialClass.COMPILE_TIMEOUT, "within 1 s"),
         ("cpu-limit", TrialClass.COMPILE_TIMEOUT, "within 60 s"),
@@ -62,7 +63,7 @@ def test_a_fault_is_its_trials_class_and_the_next_is_built(
     outcome = pool.submit(job(fault, limit_s)).result(60)
     assert isinstance(outcome, Rejected)
     assert (outcome.trial_class, outcome.stage) == (trial_class, Stage.COMPILE)
-    assert said in outcome.reason and "\n" not in outcome.reason
+    assert said in outcome.reason.splitlines()[0]
     assert isinstance(pool.submit(job("fine")).result(60), Built)
 
 

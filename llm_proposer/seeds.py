@@ -33,6 +33,7 @@ CONSERVATIVE = {
     "persistent": 0,
     "skip": 0,
     "late_wait": 0,
+    "exp2_fma": 0,
 }
 
 Row = Mapping[str, int]

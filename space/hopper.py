@@ -27,7 +27,9 @@ HOPPER_PARAMS = (
     Param("consumer_warpgroups", (1, 2, 3, 4), "warpgroups that compute"),
     Param("stages", (1, 2, 3, 4), "K and V tiles in shared memory at once"),
     Param("q_stages", (1, 2), "Q tiles in shared memory at once: 2 fetches the next block's early"),
-    Param("out_buffer", (1, 0), "O is staged in a buffer of its own, or over Q"),
+    Param("out_buffer", (1, 0, 2), "O staged in its own buffer (1), over Q (0), or not at all (2)"),
+    Param("q_in_registers", (0, 1), "Q read from shared memory at every step, or once"),
+    Param("exp2_fma", (0, 8, 4), "one column of so many takes 2^x on the FMA pipes"),
     Param("overlap", (1, 0), "next scores issued before this tile's softmax"),
     Param("pingpong", (0, 1), "consumer warpgroups take turns at the tensor cores"),
     Param("rescale_threshold", (8, 0), "log2 growth of the maximum before O is rescaled"),
@@ -61,7 +63,7 @@ def hopper_smem_bytes(head_dim: int, head_dim_v: int, point: Point) -> int:
     rows, stages, row_stages = point["BM"], point["stages"], point.get("q_stages", 1)
     q = row_stages * rows * panels(head_dim) * ROW_BYTES
     kv = stages * point["BN"] * (panels(head_dim) + panels(head_dim_v)) * ROW_BYTES
-    o = rows * panels(head_dim_v) * ROW_BYTES if point.get("out_buffer", 1) else 0
+    o = rows * panels(head_dim_v) * ROW_BYTES if point.get("out_buffer", 1) == 1 else 0
     barriers = 8 * (2 * (row_stages + 2 * stages) + TILE_BARRIERS)
     return q + kv + o + barriers + TILE_SLOT_BYTES
 
@@ -71,10 +73,11 @@ def registers_by_role(consumers: int, scheduler: int) -> tuple[int, int]:
     return (REGISTERS_DYNAMIC if scheduler == 2 else REGISTERS_BY_ROLE)[consumers]
 
 
-def accumulator_registers(head_dim_v: int, point: Point) -> int:
-    """Registers a consumer thread needs for O, S and P."""
+def accumulator_registers(head_dim: int, head_dim_v: int, point: Point) -> int:
+    """Registers a consumer thread needs for O, S, P and, by choice, Q."""
     p = point["BN"] // 4 if point["overlap"] else 0  # else P takes the place of S
-    return head_dim_v // 2 + point["BN"] // 2 + p
+    q = panels(head_dim) * PANEL_COLUMNS // 4 if point.get("q_in_registers", 0) else 0
+    return head_dim_v // 2 + point["BN"] // 2 + p + q
 
 
 def _rows_per_warpgroup(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
@@ -94,14 +97,14 @@ def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     consumers = point["consumer_warpgroups"]
     there, _ = registers_by_role(consumers, point["persistent"])
-    wanted = accumulator_registers(problem.head_dim_v, point) + SPARE_REGISTERS
+    wanted = accumulator_registers(problem.head_dim, problem.head_dim_v, point) + SPARE_REGISTERS
     if wanted > there:
         return f"about {wanted} registers a thread wanted, {there} with {consumers} warpgroups"
     return None
 
 
 def _out_over_rows(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
-    if not point["out_buffer"] and problem.head_dim_v > problem.head_dim:
+    if point["out_buffer"] == 0 and problem.head_dim_v > problem.head_dim:
         return f"O has {problem.head_dim_v} columns and Q only {problem.head_dim} to hold them"
     return None
 

@@ -103,7 +103,10 @@ def _judged(
     problem = Problem("", DType.FP16, head_dim, head_dim_v, False)
     cores = []
     pruned: dict[str, int] = {}
-    for core in decisive.points():
+    parts = _parts(decisive)
+    if (torn := decisive.size() - sum(p.size() for p in parts)) > 0:
+        pruned["rows_per_warpgroup"] = torn
+    for core in (core for part in parts for core in part.points()):
         found = violated(problem, core, gpu)
         if found is None:
             cores.append(core)
@@ -118,6 +121,21 @@ def _limits(gpu: GpuSpec) -> GpuSpec:
         gpu, name="", title="", num_sms=0, tensor_tflops=0.0, bandwidth_gbs=0.0, l2_bytes=0,
         clock_ghz=0.0,
     )  # fmt: skip
+
+
+def _parts(space: Space) -> tuple[Space, ...]:
+    """Split a Hopper space by its rows, each with the warpgroups that follow from them.
+
+    What is left out breaks `rows_per_warpgroup`, the constraint that is asked first.
+    """
+    if "consumer_warpgroups" not in space.names:
+        return (space,)
+    offered = space.param("consumer_warpgroups").choices
+    return tuple(
+        space.restrict({"BM": (rows,), "consumer_warpgroups": (rows // WARPGROUP_ROWS,)})
+        for rows in space.param("BM").choices
+        if rows // WARPGROUP_ROWS in offered
+    )
 
 
 def _decisive(space: Space) -> Space:

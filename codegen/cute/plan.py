@@ -57,6 +57,7 @@ class SoftmaxPlan:
     accumulators: tuple[str, ...]
     threshold: int  #: log2 growth of the maximum before a rescale; 0 rescales always
     integer_max: bool  #: maxima of three by integer comparison; needs a threshold
+    fma_share: int  #: one column of so many takes 2^x on the FMA pipes; 0 none
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,8 @@ def softmax_plans(program: ast.Program, body: tuple[ast.Stmt, ...]) -> tuple[Sof
             folded = _scale_before(loop.body[:at], scores) is not None
             threshold = program.param("rescale_threshold", 0)
             integer_max = bool(threshold and program.param("integer_max", 0))
-            found.append(SoftmaxPlan(scores, folded, accumulators, threshold, integer_max))
+            share = program.param("exp2_fma", 0)
+            found.append(SoftmaxPlan(scores, folded, accumulators, threshold, integer_max, share))
     return tuple(found)
 
 

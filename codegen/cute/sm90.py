@@ -11,8 +11,8 @@ from codegen.cute.sm90_consumer import Consumer
 from codegen.cute.sm90_plan import Ring, Sm90Plan
 from codegen.cute.sm90_writer import Sm90Writer
 from codegen.cute.statements import comment
-from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
-from codegen.cute.wgmma import PANEL_COLUMNS, define_product
+from codegen.cute.target import COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
+from codegen.cute.wgmma import EXP2_FMA, PANEL_COLUMNS, define_product
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
 from codegen.cute.writer import Writer
 from codegen.kernel import ArgKind
@@ -80,7 +80,7 @@ class _Emitter(Sm90Writer):
         base = plan.base
         out.line(f"// {base.problem.key} for sm_90a")
         out.line("// " + " ".join(f"{k}={v}" for k, v in base.program.params))
-        for header in ("copy_sm90", "copy_sm90_desc", "copy_sm90_tma"):
+        for header in ("copy_sm75", "copy_sm90", "copy_sm90_desc", "copy_sm90_tma"):
             out.line(f"#include <cute/arch/{header}.hpp>")
         out.lines(COMMON_PRELUDE)
         out.line(f"constexpr int kBarriers = {plan.barrier_offset};")
@@ -89,8 +89,12 @@ class _Emitter(Sm90Writer):
         out.lines(UNPACK[base.problem.dtype])
         out.lines(PRELUDE)
         out.lines(WGMMA_PRELUDE)
+        if any(s.fma_share for s in base.softmaxes):
+            out.lines(EXP2_FMA)
+        if plan.q_in_registers:
+            out.lines(LDMATRIX_PRELUDE)
         dtype = base.problem.dtype
-        define_product(out, dtype, self.k.rows, False, b_rows=False)
+        define_product(out, dtype, self.k.rows, plan.q_in_registers, b_rows=False)
         define_product(out, dtype, self.out_columns(), True, b_rows=True)
         out.line()
         self._kernel()
@@ -104,6 +108,10 @@ class _Emitter(Sm90Writer):
         for arg in plan.base.args:
             if arg.kind is ArgKind.TENSOR_MAP:
                 parts.append(f"__grid_constant__ TensorMap const map{arg.name}")
+            elif arg.kind is ArgKind.POINTER:
+                parts.append(f"uint16_t* __restrict__ g{arg.name}")
+            elif arg.kind is ArgKind.STRIDE:
+                parts.append(f"int64_t {arg.name.replace('.', '_stride_')}")
             elif arg.kind is ArgKind.TICKETS:
                 parts.append(f"int* {arg.name}")
             else:

@@ -103,6 +103,8 @@ class Consumer(Sm90Writer):
             self.statements.emit(stmt, None)
         row_ring = self.row_ring
         self.wait_full(row_ring)
+        if plan.q_in_registers:
+            self._read_rows()
         out.line(f"int {var} = {var}_lo;")
         if plan.overlap:
             self._overlapped(hi)
@@ -166,8 +168,31 @@ class Consumer(Sm90Writer):
         self._front(after_product=True)
         self._reshape(declare=False)
 
+    def _read_rows(self) -> None:
+        """Read this warpgroup's rows as A operands of all steps, and give their slot back."""
+        out, ring = self.out, self.row_ring
+        steps = -(-ring.columns // STEP)
+        out.line(f"uint32_t {ring.name}_r[{steps}][4];")
+        with out.block(""):
+            out.line(f"int const row = consumer * {WARPGROUP_ROWS} + warp % 4 * 16 + (lane & 15);")
+            out.line(
+                f"uint32_t const rows_at = smem_at + {ring.offset} + "
+                f"{ring.name}_count % {ring.stages} * {ring.stage_bytes} + row * {ROW_BYTES};"
+            )
+            with out.unrolled("k", steps):
+                out.line(
+                    f"ldsm({ring.name}_r[k], rows_at + k / 4 * {ring.panel_bytes} + "
+                    f"((k % 4 * 2 + (lane >> 4)) ^ (row & 7)) * {CHUNK_BYTES});"
+                )
+        out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
+        self._give_rows_back()
+
     def _release_rows(self) -> None:
         """The row tile is read no more: its products have been waited for."""
+        if not self.plan.q_in_registers:
+            self._give_rows_back()
+
+    def _give_rows_back(self) -> None:
         if not self.plan.out_in_rows:
             ring = self.row_ring
             self.out.line(f"if (leader) arrive({ring.empty} + {ring.name}_count % {ring.stages});")
@@ -205,23 +230,25 @@ class Consumer(Sm90Writer):
         self.wait_full(k)
         if self.plan.pingpong:
             out.line(f"named_sync({TURN_BARRIER} + consumer, 256);")
+        held = self.plan.q_in_registers
         with out.block(""):
-            out.line(
-                f"uint64_t const a = tile_descriptor(smem_at + {q.offset} + "
-                f"{q.name}_count % {q.stages} * {q.stage_bytes} + "
-                f"consumer * {WARPGROUP_ROWS * ROW_BYTES}, 16);"
-            )
+            if not held:
+                out.line(
+                    f"uint64_t const a = tile_descriptor(smem_at + {q.offset} + "
+                    f"{q.name}_count % {q.stages} * {q.stage_bytes} + "
+                    f"consumer * {WARPGROUP_ROWS * ROW_BYTES}, 16);"
+                )
             out.line(
                 f"uint64_t const b = tile_descriptor(smem_at + {k.offset} + "
                 f"{k.name}_count % {k.stages} * {k.stage_bytes}, 16);"
             )
             out.line("warpgroup_fence();")
-            name = product_name(k.rows, False, False)
+            name = product_name(k.rows, held, False)
+            a = f"{q.name}_r[k]" if held else f"a + (panel * {q.panel_bytes} + within) / 16"
             with out.unrolled("k", -(-k.columns // STEP)):
                 out.line("int const panel = k / 4, within = k % 4 * 32;")
                 out.line(
-                    f"{name}({stmt.out}, a + (panel * {q.panel_bytes} + within) / 16, "
-                    f"b + (panel * {k.panel_bytes} + within) / 16, k > 0);"
+                    f"{name}({stmt.out}, {a}, b + (panel * {k.panel_bytes} + within) / 16, k > 0);"
                 )
             out.line("warpgroup_commit();")
 
@@ -318,6 +345,10 @@ class Consumer(Sm90Writer):
     def _store(self, stmt: ast.Copy) -> None:
         """Registers to this warpgroup's part of O's buffer, and from there by TMA."""
         out, plan = self.out, self.plan
+        if plan.out_direct:
+            comment(out, stmt)
+            self.statements.copies.store(stmt, plan.loop)
+            return
         fragment = plan.base.fragment(stmt.name)
         assert fragment is not None
         panel_count = -(-fragment.columns // PANEL_COLUMNS)

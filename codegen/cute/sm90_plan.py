@@ -86,6 +86,8 @@ class Sm90Plan:
     skip: bool  #: a warpgroup passes over key tiles that none of its rows sees
     out_offset: int
     out_panel_bytes: int  #: from one 64-column panel of the output buffer to the next
+    out_direct: bool  #: O goes from registers to global memory
+    q_in_registers: bool  #: the row tile is read into A operands once
     out_in_rows: bool  #: O is staged in the row tile's buffer, read no more by then
     barrier_offset: int
     smem_bytes: int
@@ -132,11 +134,11 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
     rings, end = _rings(kernel, program.param("stages", 2), program.param("q_stages", 1))
     out_columns = _out_columns(kernel)
     row_ring = next(r for r in rings if r.per_tile)
-    out_in_rows = not program.param("out_buffer", 1)
+    out_in_rows, direct = (program.param("out_buffer", 1) == k for k in (0, 2))
     if out_in_rows and out_columns > row_ring.columns:
         raise PlanError(f"{out_columns} output columns do not fit over {row_ring.columns} of a row")
     out_offset = row_ring.offset if out_in_rows else end
-    out_bytes = 0 if out_in_rows else rows * panels(out_columns) * ROW_BYTES
+    out_bytes = 0 if out_in_rows or direct else rows * panels(out_columns) * ROW_BYTES
     barrier_offset = end + out_bytes
     smem = barrier_offset + (_barriers(rings) + TILE_BARRIERS) * BARRIER_BYTES + TILE_SLOT_BYTES
     wanted = hopper_smem_bytes(problem.head_dim, problem.head_dim_v, Point(program.params))
@@ -171,7 +173,7 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         scalars=used_scalars(program, kernel),
         smem_bytes=smem,
         grid=(GridAxis("M", rows), GridAxis("heads", 1), GridAxis("batch", 1)),
-        args=_args(program, kernel, rings, out_columns),
+        args=_args(program, kernel, rings, direct),
         head_group=program.param("head_group", 0),
         longest_first=bool(program.param("causal_longest_first", 0)),
         p_in_registers=True,
@@ -198,6 +200,8 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         out_offset=out_offset,
         out_panel_bytes=row_ring.panel_bytes if out_in_rows else rows * ROW_BYTES,
         out_in_rows=out_in_rows,
+        out_direct=direct,
+        q_in_registers=bool(program.param("q_in_registers", 0)),
         barrier_offset=barrier_offset,
         smem_bytes=smem,
     )
@@ -248,13 +252,17 @@ def _out_columns(kernel: ast.Kernel) -> int:
 
 
 def _args(
-    program: ast.Program, kernel: ast.Kernel, rings: tuple[Ring, ...], out_columns: int
+    program: ast.Program, kernel: ast.Kernel, rings: tuple[Ring, ...], direct: bool
 ) -> tuple[Arg, ...]:
     boxes = {r.name: r.rows for r in rings}
     args = []
     for t in kernel.tensors:
         if t.elem is not ast.Elem.OPERAND:
             raise PlanError(f"{t.name} is not of the operand type")
+        if t.output and direct:
+            args.append(Arg(ArgKind.POINTER, t.name))
+            args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
+            continue
         rows = boxes.get(t.name, WARPGROUP_ROWS)
         args.append(Arg(ArgKind.TENSOR_MAP, t.name, (PANEL_COLUMNS, rows)))
     args += [Arg(ArgKind.INT, n) for n in ("M", "N", "heads", "group", "batch")]

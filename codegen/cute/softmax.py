@@ -80,7 +80,12 @@ class SoftmaxLowering:
             out.line("float part[2] = {0.f, 0.f};  // two chains of additions")
             with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
                 out.line(f"float& x = {name}[m][n][r * 2 + c];")
-                out.line(f"x = exp2_approx(fmaf(x, {name}_log2, -{name}_shift[m][r]));")
+                power = f"fmaf(x, {name}_log2, -{name}_shift[m][r])"
+                if s.fma_share:
+                    on_fma = f"(n * 2 + c) % {s.fma_share} == {s.fma_share - 1}"
+                    out.line(f"x = {on_fma} ? exp2_fma({power}) : exp2_approx({power});")
+                else:
+                    out.line(f"x = exp2_approx({power});")
                 out.line("part[c] += x;")
             out.line(f"{name}_sum[m][r] += part[0] + part[1];")
 

@@ -14,6 +14,20 @@ ROW_BYTES = 128
 CORE_BYTES = 1024  #: eight rows of a panel, the period of the 128-byte swizzle
 TYPES = {DType.FP16: "f16", DType.BF16: "bf16"}
 
+EXP2_FMA = """
+// 2^x without the special function unit: a polynomial of the part in -1/2..1/2, and the whole part
+// added to the exponent; exact to 2^-14, below what P keeps
+__device__ __forceinline__ float exp2_fma(float x) {
+  float const y = fmaxf(x, -126.f);
+  float const whole = y + 12582912.f, part = y - (whole - 12582912.f);
+  float p = fmaf(part, 9.61812911e-3f, 5.55041087e-2f);
+  p = fmaf(part, p, 2.40226507e-1f);
+  p = fmaf(part, p, 6.93147181e-1f);
+  p = fmaf(part, p, 1.f);
+  return x < -126.f ? 0.f : __int_as_float(__float_as_int(p) + (__float_as_int(whole) << 23));
+}
+"""
+
 PRELUDE = """
 __device__ __forceinline__ void warpgroup_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

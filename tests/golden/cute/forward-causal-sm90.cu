@@ -1,5 +1,6 @@
 // mha-bf16-d128-causal for sm_90a
-// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 head_group=16 integer_max=1 late_wait=1 out_buffer=1 overlap=1 persistent=2 pingpong=1 q_stages=2 rescale_threshold=8 skip=0 stages=2
+// BM=128 BN=128 causal_longest_first=1 consumer_warpgroups=2 exp2_fma=0 head_group=16 integer_max=1 late_wait=1 out_buffer=1 overlap=1 persistent=2 pingpong=1 q_in_registers=0 q_stages=2 rescale_threshold=8 skip=0 stages=2
+#include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>

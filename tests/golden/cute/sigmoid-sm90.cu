@@ -1,5 +1,6 @@
 // mha-fp16-d64-full for sm_90a
-// BM=256 BN=64 causal_longest_first=0 consumer_warpgroups=4 head_group=1 integer_max=1 late_wait=1 out_buffer=1 overlap=1 persistent=1 pingpong=1 q_stages=2 rescale_threshold=8 skip=0 stages=2
+// BM=256 BN=64 causal_longest_first=0 consumer_warpgroups=4 exp2_fma=0 head_group=1 integer_max=1 late_wait=1 out_buffer=1 overlap=1 persistent=1 pingpong=1 q_in_registers=0 q_stages=2 rescale_threshold=8 skip=0 stages=2
+#include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>

@@ -22,9 +22,9 @@ from runs.store import JOURNAL
 from tuner.cli import main
 from tuner.lanes import Candidate
 
-TRIAL_S = 0.01
-LONGEST_S = 0.5  #: every other kill comes between the start of a child and this,
-MOST_LINES = 5  #: the others after so many new lines of the journal at most, and a moment
+TRIAL_S = 0.02
+LONGEST_S = 0.4  #: every other kill comes between the start of a child and this,
+MOST_TRIALS = 2  #: the others after so many new trials at most, and a moment
 
 
 def verdict(candidate: Candidate) -> Outcome | None:
@@ -53,20 +53,19 @@ def start(args: list[str], shown: Path) -> int:
 
 
 def wait_for_a_moment(rng: random.Random, runs: Path, among_trials: bool) -> None:
-    """Sleep until the child shall be killed."""
-    if not among_trials:
-        time.sleep(rng.random() * LONGEST_S)
-        return
-    wanted = lines(runs) + rng.randint(1, MOST_LINES)
-    deadline = time.monotonic() + 10
-    while lines(runs) < wanted and time.monotonic() < deadline:
+    """Sleep until the child shall be killed: before it has done so much that a run soon ends."""
+    known = trials(runs)
+    most = rng.randint(1, MOST_TRIALS) if among_trials else MOST_TRIALS
+    deadline = time.monotonic() + (10 if among_trials else rng.random() * LONGEST_S)
+    while trials(runs) < known + most and time.monotonic() < deadline:
         time.sleep(0.001)
-    time.sleep(rng.random() * TRIAL_S * 2)
+    if among_trials:
+        time.sleep(rng.random() * TRIAL_S * 2)
 
 
-def lines(runs: Path) -> int:
-    """Lines of the run's journal."""
-    return sum(j.read_bytes().count(b"\n") for j in runs.glob(f"2*/{JOURNAL}"))
+def trials(runs: Path) -> int:
+    """Trials in the run's journal."""
+    return sum(j.read_bytes().count(b'"kind":"trial"') for j in runs.glob(f"2*/{JOURNAL}"))
 
 
 def herd(runs: Path, kills: int, seed: int, args: list[str]) -> None:

@@ -46,7 +46,7 @@ def outcome_of(replay: Replay) -> tuple[object, object]:
     return trials, [f for f in replay.finalists if f.chosen]
 
 
-@pytest.mark.parametrize(("kills", "budget", "seed"), [(50, 180, 3)])
+@pytest.mark.parametrize(("kills", "budget", "seed"), [(50, 125, 3)])
 def test_a_run_killed_fifty_times_ends_like_one_never_killed(
     tmp_path: Path, kills: int, budget: int, seed: int
 ) -> None:

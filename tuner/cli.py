@@ -119,12 +119,15 @@ def sketch(
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="A TL file.")]) -> None:
     """Print every fault of a TL file, with its line; exit code 1 when there is one."""
-    from tuner.commands.tl import faults
+    from tuner.commands.tl import checked
 
-    found = faults(file)
-    for line in found:
+    found = checked(file)
+    for line in found.faults:
         typer.echo(f"{file}: {line}")
-    if found:
+    if found.instead is not None:
+        typer.echo("the dataflow that remains, with nothing to refuse:\n")
+        typer.echo(found.instead.rstrip("\n"))
+    if found.faults:
         raise typer.Exit(1)
     typer.echo(f"{file}: no faults")
 
@@ -174,6 +177,49 @@ def export(
 
     manifest = export_run(RunStore.open(run), out)
     typer.echo(f"{len(manifest['kernels'])} kernels for {len(manifest['shapes'])} shapes in {out}")
+
+
+@app.command()
+def compare(
+    context: typer.Context,
+    variant: Annotated[str | None, typer.Option(help="mha, gqa, mqa or mla.")] = None,
+    gpu: Gpu = None,
+    budget: Annotated[int, typer.Option(help="Programs that every run may judge.")] = 60,
+    arms: Annotated[
+        str, typer.Option(help="Two or more of llm, search, assisted, random.")
+    ] = "llm,search,assisted,random",
+    seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
+    dtype: Dtype = None,
+    causal: Causal = None,
+    shapes: Annotated[
+        list[str] | None, typer.Option(help="paper, a file, or B,Hq,Hkv,Sq,Sk,D[,Dv] ...")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, mma_sync or wgmma.")] = None,
+    proposer: Annotated[str | None, typer.Option(help="builtin, openai or batch:DIR.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that is asked.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="A compatible endpoint.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens a run's model may take.")] = None,
+    max_cost: Annotated[float | None, typer.Option(help="What a run's model may cost.")] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(help="MODEL=IN,OUT: cost of a million tokens.")
+    ] = None,
+    sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
+    measure: Annotated[str, typer.Option(help="auto, device or model.")] = "auto",
+    seed: Annotated[int | None, typer.Option(help="The first seed; default 0.")] = None,
+    workers: Annotated[str | None, typer.Option(help="Compile processes.")] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Where its folder goes.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Go on with this comparison.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say whether the proposer helped: the same search with, without and by proposals alone."""
+    from tuner.commands.compare import run_compare
+
+    options = Options(
+        variant, gpu, budget, None, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
+        measure, None, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
+        max_cost, tuple(price or ()),
+    )  # fmt: skip
+    run_compare(options, arms, seeds, context.obj["machine"]())
 
 
 @app.command()

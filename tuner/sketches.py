@@ -33,7 +33,7 @@ def read_sketch(path: Path) -> tuple[str, Sketch]:
 def is_causal(sketch: Sketch) -> bool:
     """Return whether the sketch masks causally."""
     return any(
-        isinstance(s, Custom) and s.op == "Mask" and s.args == (Name("causal"),)
+        isinstance(s, Custom) and s.op == "Mask" and Name("causal") in s.args
         for s in walk(sketch.statements)
     )
 

@@ -21,6 +21,7 @@ from tuner.cli import main
 ROOT = Path(__file__).parents[2]
 SHAPE = "1,16,16,4096,4096,128,128"
 #: K where K.T is meant, and O never written
+REPLIES = Path(__file__).parents[1] / "codegen" / "tl" / "replies"
 FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
 GOOD = ["--variant", "mha", "--gpu", "a100", "--budget", "4"]
 
@@ -45,7 +46,8 @@ def test_help_names_every_option_and_command(capsys: pytest.CaptureFixture[str])
     for word in ("--variant", "--gpu", "--budget", "--phase", "--dtype", "--causal", "--shapes",
                  "--proposer", "--sketch", "--measure", "--minutes", "--seed", "--workers",
                  "--runs-dir", "--resume", "--json", "sketch", "check", "emit", "list", "doctor",
-                 "export"):  # fmt: skip
+                 "export", "report", "compare", "--model", "--base-url", "--max-tokens",
+                 "--max-cost", "--price"):  # fmt: skip
         assert word in out, word
 
 
@@ -95,7 +97,15 @@ BAD = {
     "minutes 0": ([*GOOD, "--minutes", "0"], "more than 0"),
     "minutes nan": ([*GOOD, "--minutes", "nan"], "more than 0"),
     "decode": ([*GOOD, "--phase", "decode"], "use --phase prefill"),
-    "proposer": ([*GOOD, "--proposer", "oracle"], "known proposers: builtin"),
+    "proposer": ([*GOOD, "--proposer", "oracle"], "known proposers: builtin, openai, batch:DIR"),
+    "batch of nowhere": ([*GOOD, "--proposer", "batch:"], "say --proposer batch:DIR"),
+    "max tokens": ([*GOOD, "--max-tokens", "0"], "--max-tokens 0"),
+    "max cost": ([*GOOD, "--max-cost", "nan"], "--max-cost nan"),
+    "cost without a price": (
+        [*GOOD, "--proposer", "openai", "--model", "m", "--max-cost", "1"],
+        "--price m=IN,OUT",
+    ),
+    "price": ([*GOOD, "--price", "m=cheap"], "MODEL=IN,OUT"),
     "backend": ([*GOOD, "--backend", "ptx"], "auto, mma_sync, wgmma"),
     "no wgmma there": ([*GOOD, "--backend", "wgmma"], "use --backend mma_sync"),
     "measure": ([*GOOD, "--measure", "guess"], "auto, device, model"),
@@ -259,6 +269,17 @@ def test_check_prints_all_faults_and_exits_1(
     assert main(["check", "s.tl"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 2 and all(line.startswith("s.tl: line ") for line in lines)
+
+
+def test_check_offers_the_dataflow_of_a_program_with_barriers(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "s.tl").write_text((REPLIES / "code-15.txt").read_text())
+    assert main(["check", "s.tl"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("s.tl: ") for line in lines) == 1
+    (nowhere / "t.tl").write_text("\n".join(lines[2:]))
+    assert main(["check", "t.tl"]) == 0
 
 
 def test_check_of_no_file_is_a_usage_error(nowhere: Path) -> None:

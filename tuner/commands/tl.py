@@ -26,16 +26,28 @@ def sketch_text(variant: str, causal: bool, name: str | None) -> str:
     return known[name]
 
 
-def faults(path: Path) -> tuple[str, ...]:
-    """Return every diagnostic of a TL file as one line each; empty when it is clean."""
-    from codegen.tl.checker import check
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is wrong with a TL file, a line each, and a program that could stand in its place."""
+
+    faults: tuple[str, ...]
+    #: where a schedule was refused: the dataflow that remains, free of faults
+    instead: str | None = None
+
+
+def checked(path: Path) -> Checked:
+    """Check a TL file. Raises UsageError when it cannot be read."""
+    from codegen.tl.checker import check, repaired
+    from codegen.tl.parser import read
     from tuner.sketches import read_sketch
 
     try:
-        _, sketch = read_sketch(path)
+        text, sketch = read_sketch(path)
+        found = check(sketch)
     except TLError as error:
-        return tuple(str(d) for d in error.diagnostics)
-    return tuple(str(d) for d in check(sketch))
+        text, found = path.read_text(encoding="utf-8"), error.diagnostics
+        sketch = read(text).sketch
+    return Checked(tuple(str(d) for d in found), repaired(sketch) if found else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,10 @@ def fault(program: Program, problem: Problem) -> str | None:
         q, k, v = _inputs(problem, rows, keys, rng, negative)
         scale = 1.0 / math.sqrt(problem.head_dim)
         given = {"Q": q.astype(np.float32), "K": k.astype(np.float32), "V": v.astype(np.float32)}
-        found = interpret(program, given, {"scale": scale}, problem.dtype)["O"]
+        try:
+            found = interpret(program, given, {"scale": scale}, problem.dtype)["O"]
+        except (KeyError, ValueError) as error:
+            return f"interpreter: not attention of Q, K and V into O: {error}"
         got = np.asarray(found, dtype=np.float64)
         said = _compare(got, problem, q, k, v, scale)
         if said is not None:

@@ -47,7 +47,8 @@ def _sync(causal: bool, stages: int, threshold: int) -> Subject:
 
 def _hopper(causal: bool, fast: bool) -> Subject:
     point = {
-        "BM": 128, "BN": 128, "consumer_warpgroups": 2, "stages": 2, "q_stages": 1, "late_wait": 0, "q_in_registers": 0, "exp2_fma": 0,
+        "BM": 128, "BN": 128, "consumer_warpgroups": 2, "stages": 2, "q_stages": 1,
+        "late_wait": 0, "q_in_registers": 0, "exp2_fma": 0,
         "out_buffer": 1, "overlap": int(fast), "pingpong": int(fast),
         "rescale_threshold": 8 * fast, "integer_max": int(fast), "persistent": int(fast),
         "head_group": 0 if fast else 1, "skip": 0, "causal_longest_first": int(causal),

@@ -168,14 +168,14 @@ def doctor() -> None:
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
 ) -> None:
     """Write the best kernel of each shape as a folder that needs only torch and cuda-core."""
     from runs.export import export as export_run
     from runs.store import RunStore
 
-    manifest = export_run(RunStore.open(run), out)
+    manifest = export_run([RunStore.open(run) for run in runs], out)
     typer.echo(f"{len(manifest['kernels'])} kernels for {len(manifest['shapes'])} shapes in {out}")
 
 

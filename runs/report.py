@@ -114,9 +114,16 @@ def problem_name(problem: Problem) -> str:
 
 
 def shapes_table(
-    spec: RunSpec, gpu: GpuSpec, winners: Sequence[Winner], finalists: Sequence[Finalist]
+    spec: RunSpec,
+    gpu: GpuSpec,
+    winners: Sequence[Winner],
+    finalists: Sequence[Finalist],
+    linked: bool = True,
 ) -> str:
-    """Return the table of the chosen kernel and every peer, a row for each shape."""
+    """Return the table of the chosen kernel and every peer, a row for each shape.
+
+    With `linked` each kernel leads to its program on the same page.
+    """
     predicted = spec.measure is Basis.PREDICTED
     columns = ["shape", "µs", "interval", "TFLOP/s", "of ceiling", "peers", "speed", "error", "by"]
     if not any(f.trial is None for f in finalists):
@@ -127,6 +134,8 @@ def shapes_table(
     cells = [
         _shape_cells(spec, gpu, s, by_shape.get(s), peers_of(finalists, s)) for s in spec.shapes
     ]
+    if not linked:
+        columns.remove("by")
     titles = {
         "µs": "predicted µs" if predicted else "µs",
         "peers": "peers, µs",

@@ -70,6 +70,9 @@ class Workshop(Bench, Protocol):
     ) -> Sequence[Finalist]:
         """Time contenders and peers again, interleaved."""
 
+    def again(self, spec: RunSpec) -> Workshop:
+        """Return the same processes for another run; nothing learnt in this one is kept."""
+
     def close(self) -> None:
         """Stop every process at once."""
 
@@ -96,11 +99,8 @@ def _begin(options: Options, view: View, machine: Machine) -> None:
     gpu = gpu_of(options, machine.devices)
     basis = basis_of(options.measure, gpu, machine.devices)
     spec = spec_of(options, gpu, basis, new_run_id(options.variant or "", gpu.name))
-    if options.sketch is not None:
-        spec = with_user_sketch(spec, options.sketch, options.causal)
-    else:
-        spec = with_builtin_sketches(spec)
-    lanes = _lanes(spec, gpu)
+    spec = with_sketches(spec, options)
+    lanes = run_lanes(spec, gpu)
     if basis is Basis.PREDICTED and options.measure == "auto":
         here = ", ".join(machine.devices) or "no GPU"
         view.note(f"no {gpu.title} here ({here}): times are predicted, not measured")
@@ -110,6 +110,13 @@ def _begin(options: Options, view: View, machine: Machine) -> None:
     ):
         view.briefing(briefing_of(store.spec, gpu, lanes, str(store.path)))
         _go(store, store.spec, lanes, bench, view, machine, options)
+
+
+def with_sketches(spec: RunSpec, options: Options) -> RunSpec:
+    """Return `spec` with the user's sketch, or the built-in ones. Raises UsageError, TLError."""
+    if options.sketch is not None:
+        return with_user_sketch(spec, options.sketch, options.causal)
+    return with_builtin_sketches(spec)
 
 
 def _resume(options: Options, view: View, machine: Machine) -> None:
@@ -130,7 +137,7 @@ def _resume(options: Options, view: View, machine: Machine) -> None:
             _measure_shortlist(store, spec, gpu, options, view, machine)
             return
         replay = store.replay()
-        lanes = _lanes(
+        lanes = run_lanes(
             _with_model_sketches(spec, replay.notes),
             gpu,
             _shortlist_of(replay.notes, options.resume.parent),
@@ -157,7 +164,7 @@ def _measure_shortlist(
     spec = _with_model_sketches(spec, parent.replay().notes)
     spec = replace(spec, run_id=name, measure=Basis.MEASURED)
     origin = Note("shortlist", (("run", parent.path.name),))
-    lanes = _lanes(spec, gpu, _shortlist_of([origin], parent.path.parent))
+    lanes = run_lanes(spec, gpu, _shortlist_of([origin], parent.path.parent))
     with (
         closing(_workshop(machine, spec, gpu, options)) as bench,
         RunStore.create(parent.path.resolve().parent, spec) as store,
@@ -271,7 +278,7 @@ def _finalists(
         return unfinished(spec, store.replay().sound)
 
 
-def _lanes(
+def run_lanes(
     spec: RunSpec, gpu: GpuSpec, shortlist: Sequence[tuple[Problem, Point]] = ()
 ) -> tuple[Lane, ...]:
     """Make the run's lanes. Raises UsageError when one has no legal point."""

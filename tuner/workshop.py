@@ -135,6 +135,10 @@ class ModelWorkshop:
         """Return nothing: there is no device to time on."""
         return ()
 
+    def again(self, spec: RunSpec) -> Workshop:
+        """See `Workshop.again`."""
+        return ModelWorkshop(self._builder, spec)
+
     def close(self) -> None:
         """Stop the compile processes."""
         self._builder.pool.close()
@@ -262,6 +266,10 @@ class DeviceWorkshop:
                 failed.add(trial)
                 store.append(rejection(trial, why))
         return failed
+
+    def again(self, spec: RunSpec) -> Workshop:
+        """See `Workshop.again`."""
+        return DeviceWorkshop(self._builder, self._judges, spec)
 
     def close(self) -> None:
         """Stop every process at once."""

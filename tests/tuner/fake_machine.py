@@ -115,6 +115,9 @@ class FakeWorkshop:
         ]
         return [*ours, *self.peers(spec).finalists]
 
+    def again(self, spec: RunSpec) -> FakeWorkshop:
+        return FakeWorkshop(spec, self.gpu, self.verdict, self.depth)
+
     def close(self) -> None:
         self.closed = True
 

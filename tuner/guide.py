@@ -11,6 +11,7 @@ from llm_proposer.advisor import Advice, Seed, Sketch
 from llm_proposer.describe import Subject
 from llm_proposer.prompt import Task
 from llm_proposer.session import BATCH, Session
+from runs.files import safe_name
 from runs.record import Finalist, History, Note, Rejected, RunSpec, TrialClass
 from space.gpu import GpuSpec
 from space.variant import Problem, SpaceError
@@ -172,13 +173,22 @@ class ModelGuide:
         self._note("model_said", text=text[:2000])
 
     def _note(self, topic: str, **values: str | int | float | None) -> None:
-        self._journal.append(Note(topic, tuple(values.items())))
+        """Note it; half a surrogate pair in what a model said becomes a question mark."""
+        clean = ((k, _encodable(v) if isinstance(v, str) else v) for k, v in values.items())
+        self._journal.append(Note(topic, tuple(clean)))
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
 
 
 def model_sketches(notes: Sequence[Note]) -> tuple[tuple[str, str], ...]:
-    """Return the sketches that a model gave to an earlier part of the run: name and text."""
+    """Return the sketches that a model gave to an earlier part of the run: name and text.
+
+    Raises StoreError when the journal calls one by what cannot be a file's name.
+    """
     told = [n.as_dict() for n in notes if n.topic == "sketch"]
-    return tuple((str(v.get("name")), str(v.get("text"))) for v in told)
+    return tuple((safe_name(str(v.get("name")), "sketch name"), str(v.get("text"))) for v in told)
 
 
 def _key(lane: Lane) -> tuple[str, str]:

@@ -167,6 +167,18 @@ def test_a_shortlist_cannot_name_a_folder_elsewhere(
     assert "cannot be a file name" in said or "not text" in said
 
 
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)
+def test_a_model_cannot_name_a_sketch_by_a_path(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = {"topic": "sketch", "values": [["name", name], ["text", FULL]]}
+    event = json.dumps({"v": 1, "kind": "note", "at": "", "data": note})
+    with (run / JOURNAL).open("a") as journal:
+        journal.write(event + "\n")
+    said = refused(run, capsys)
+    assert "cannot be a file name" in said or "not text" in said
+
+
 @pytest.mark.parametrize("name", ["../../escape", "/tmp/escape", "a/b", "..", "x" * 300])
 def test_a_cubin_key_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     with RunStore.create(tmp_path, SPEC) as store:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from codegen.kernel import Resources
 from llm_proposer.seeds import seeds
@@ -12,11 +12,10 @@ from runs.record import Basis
 from space.constraints import space_for
 from space.gpu import GPUS, GpuSpec
 from space.params import Point
-from space.variant import DType, Problem, Shape, io_bytes, visible_pairs
+from space.variant import DType, Problem, Shape, io_bytes
 from tuner.evaluate.model import (
     Candidate,
     conflict_ways,
-    key_tiles,
     predict,
     predict_us,
     resident_blocks,
@@ -68,10 +67,56 @@ def test_a_causal_mask_saves_nearly_half_of_a_long_shape() -> None:
     assert 0.45 * full < causal < 0.7 * full
 
 
-def test_overlap_and_turns_hide_the_softmax() -> None:
-    plain = point(gpu="h200")
-    for change in ({"overlap": 1}, {"pingpong": 1}, {"persistent": 1}):
-        assert us(plain.replace(**change), shape(4096), "h200") < us(plain, shape(4096), "h200")
+PLAIN = {"overlap": 0, "pingpong": 0, "persistent": 0, "q_stages": 1, "out_buffer": 0,
+         "integer_max": 0, "head_group": 1, "rescale_threshold": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change", [{"overlap": 1}, {"pingpong": 1}, {"persistent": 1}, {"integer_max": 1}], ids=str
+)
+def test_what_hides_the_softmax_helps_long_shapes(change: dict[str, int]) -> None:
+    plain = point(gpu="h200").replace(**PLAIN)
+    assert us(plain.replace(**change), shape(4096), "h200") < us(plain, shape(4096), "h200")
+
+
+@pytest.mark.parametrize("change", [{"q_stages": 2}, {"out_buffer": 1}, {"persistent": 1}], ids=str)
+def test_what_is_paid_by_the_tile_weighs_on_short_shapes(change: dict[str, int]) -> None:
+    plain = point(gpu="h200").replace(**PLAIN)
+    gains = [
+        us(plain, s, "h200") / us(plain.replace(**change), s, "h200")
+        for s in (shape(512, batch=32), shape(4096))
+    ]
+    assert gains[0] > gains[1] > 1
+
+
+def test_rows_past_the_end_are_computed_too() -> None:
+    wide = point(gpu="h200").replace(**PLAIN).replace(BM=192, consumer_warpgroups=3, BN=64)
+    whole, padded = us(wide, shape(384, batch=32), "h200"), us(wide, shape(400, batch=32), "h200")
+    assert padded > 1.3 * whole
+
+
+def test_keys_walked_by_all_heads_at_once_leave_the_l2() -> None:
+    near = point(gpu="h200").replace(**PLAIN)
+    s = shape(4096, batch=8)
+    assert us(near, s, "h200") < 0.97 * us(near.replace(head_group=0), s, "h200")
+
+
+def test_causal_tiles_want_a_scheduler() -> None:
+    base = point(CAUSAL, gpu="h200").replace(
+        persistent=1, head_group=8, causal_longest_first=1, skip=0, pingpong=0
+    )
+    s = shape(4096, causal=True)
+    dealt, taken = (us(base.replace(persistent=p), s, "h200", CAUSAL) for p in (1, 2))
+    assert taken < dealt
+    short_first = base.replace(persistent=2, causal_longest_first=0)
+    assert taken < us(short_first, s, "h200", CAUSAL)
+
+
+def test_a_million_tiles_are_predicted_at_once() -> None:
+    s = shape(16384, causal=True, batch=512)
+    start = time.perf_counter()
+    us(point(CAUSAL, gpu="h200"), s, "h200", CAUSAL)
+    assert time.perf_counter() - start < 2
 
 
 def test_bank_conflicts_cost() -> None:
@@ -102,20 +147,6 @@ def test_short_queries_wait_for_memory() -> None:
     s = Shape(64, 16, 16, 1, 8192, 128, 128)
     found = us(point(), s)
     assert found > io_bytes(s, DType.FP16) / (GPUS["a100"].bandwidth_gbs * 1e3)
-
-
-@settings(max_examples=60)
-@given(
-    st.integers(1, 700), st.integers(1, 700), st.sampled_from([32, 64, 128]),
-    st.sampled_from([16, 64, 80]),
-)  # fmt: skip
-def test_key_tiles_cover_what_is_visible(sq: int, sk: int, bm: int, bn: int) -> None:
-    s = Shape(1, 1, 1, sq, sk, 128, 128, causal=True)
-    tiles = key_tiles(s, bm, bn)
-    assert len(tiles) == -(-sq // bm)
-    assert sum(tiles) * bm * bn >= visible_pairs(sq, sk, True)
-    assert max(tiles) <= -(-sk // bn)
-    assert tiles == sorted(tiles)
 
 
 @pytest.mark.parametrize(

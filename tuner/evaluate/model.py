@@ -1,10 +1,15 @@
 """Analytic model: predicted microseconds of a candidate on a GPU that is not here.
 
-A block's step over one key tile keeps four units of its SM busy: tensor cores, shared-memory
-reads, exponentials (MUFU) and FP32 arithmetic. The busiest one sets the pace; the others hide
-behind it the better the more warps are resident. Steps add up to blocks, blocks to waves over
-the SMs, and no kernel is faster than its device-memory or L2 traffic. Everything it gives is
-`Basis.PREDICTED`.
+A block's step over one key tile keeps four units of its SM busy: tensor cores, shared memory,
+exponentials (MUFU) and FP32 arithmetic. The busiest one sets the pace; the others hide behind it
+the better the more independent work is resident. Steps and what a tile costs beside them add up
+to tiles, tiles to a launch over the SMs (`waves`), and the SMs share L2 and device memory.
+Everything it gives is `Basis.PREDICTED`.
+
+The coefficients were fitted, by least squares on the log of the time, to trials measured on an
+H200 on 2026-11-30: bf16 and fp16 at head dims 16 to 256 and lengths 512 to 16384, 16384 tokens in
+all. Other GPUs differ only by their datasheet. An efficiency above 1 is a clock above the
+datasheet's.
 """
 
 from __future__ import annotations
@@ -23,62 +28,66 @@ from space.constraints import (
     smem_bytes,
 )
 from space.gpu import GpuSpec
-from space.hopper import accumulator_registers
+from space.hopper import WARPGROUP_ROWS
 from space.params import Point
 from space.variant import Problem, Shape
 from tuner.evaluate.waves import dram_bytes, finish_us, key_tiles, launch_order
 
 SMEM_BYTES_PER_CLOCK = 128  #: what one SM reads from or writes to shared memory
 CHUNK_BYTES = 16
-SCHEDULERS = 4
 MAX_BLOCKS_PER_SM = {75: 16, 80: 32, 89: 24, 90: 32}
 FP32_LANES = {75: 64, 80: 64, 89: 128, 90: 128}
+REGISTER_FILE = 65536
 LAUNCH_US = 2.0
+SPREAD = 0.15  #: half width of the interval, relative: two of three trials are well within
+L2_BYTES_PER_CLOCK_PER_SM = 64
 RESCALE_RATE = 0.05  #: share of steps that rescale once a threshold is set
-SPILL_WEIGHT = 0.001
-FILL_SHARE = 0.5
-STORE_BESIDE_FETCH = 0.35
-BLOCK_START_US = 0.6
-ALU_PER_MASK = 3.0
-SPREAD = 0.15  #: half width of the interval, relative
+TILE_ELEMENTS = 128 * 128  #: of the tile that `fetch_us` and `store_us` are given for
+
+# Hopper, what the trials say too little of to fit
+BOOST = 1.08  #: of the clock over the datasheet's, for what is not throttled
+SPILL_WEIGHT = 0.0015  #: slowdown for each spilled byte of a thread
+SINGLE_STAGE = 2.0  #: times `step_us`, when the next tile waits for this one's slot
+STORE_BESIDE_FETCH = 0.35  #: of `store_us`, when the next Q is here or O goes out directly
+BLOCK_START_US = 0.6  #: barriers and descriptors of a block that does not persist
+ALU_PER_MASK = 3.0  #: FP32 slots of a score in a tile that the mask crosses
+FMA_PER_EXP2 = 10.0  #: FP32 slots of an exponential that does not take the MUFU
+SKIP_SAVES = 0.6  #: of the hidden steps' time: the other warpgroups use the units meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class MmaSync:
     """What the datasheet does not say of kernels with warp-level MMA."""
 
-    tensor_efficiency: float = 0.70  #: of the mma.sync rate, in a loop with nothing else
-    smem_efficiency: float = 0.95
-    alu_per_score: float = 3.5  #: FP32 slots for scale, maximum, sum and conversion of a score
-    alu_per_mask: float = 1.0  #: more of them where the mask is compared
-    serial_share: float = (
-        0.25  #: of the units' time that does not overlap with one warp a scheduler
-    )
-    step_us: float = 0.25  #: barrier and copy latency of one step, one stage, one block
-    tile_us: float = 4.0  #: prologue and epilogue of a block
-    direct_store_us: float = 1.7  #: more of it when O is not staged through shared memory
-    spill_weight: float = 0.001  #: slowdown for each spilled byte of a thread
-    peel_weight: float = 0.02  #: slowdown of the code that has a second loop
-    l2_bytes_per_clock_per_sm: float = 40.0
-    blend: float = 4.0  #: exponent with which SMs, L2 and device memory add up; max at infinity
+    tensor_efficiency: float = 0.718  #: of the mma.sync rate, in a loop with nothing else
+    smem_efficiency: float = 1.08
+    alu_per_score: float = 9.3  #: FP32 slots of a score: scale, maximum, sum, conversion, moves
+    alu_per_mask: float = 0.29  #: more of them where the mask is compared
+    serial_share: float = 0.123  #: of the idle units' time, with one row of MMA tiles resident
+    step_us: float = 0.522  #: barrier and copy latency of one step, one stage, one block
+    tile_us: float = 3.07  #: prologue and epilogue of a block
+    direct_store_us: float = 0.66  #: more of it when O is not staged through shared memory
+    spill_weight: float = 0.00096  #: slowdown for each spilled byte of a thread
+    peel_weight: float = 0.0047  #: slowdown of the code that has a second loop
+    blend: float = 1.84  #: exponent with which SMs and device memory add up; max at infinity
 
 
 @dataclass(frozen=True, slots=True)
 class Wgmma:
     """What the datasheet does not say of the Hopper back end's kernels."""
 
-    tensor_efficiency: float = 0.85  #: of the tensor rate, with the clocks that the power leaves
-    alu_per_score: float = 5.0  #: FP32 slots for scale, maximum, sum and conversion of a score
-    integer_max_saves: float = 1.0  #: of them when maxima are of three
-    serial_share: float = 0.6  #: of the units' time that does not overlap with one warpgroup
-    overlap_gain: float = 0.5  #: share left of it: scores issued early
-    pingpong_gain: float = 0.8  #: and warpgroups in turns
-    step_us: float = 0.2  #: barriers of one step, one stage
-    tile_us: float = 1.0  #: first scores and last product of a tile, with nothing beside them
-    fetch_us: float = 0.6  #: waiting for the next tile's Q when it has no second stage
-    store_us: float = 0.9  #: waiting for O to leave when it has no buffer of its own
-    l2_bytes_per_clock_per_sm: float = 40.0
-    blend: float = 4.0  #: exponent with which SMs, L2 and device memory add up; max at infinity
+    tensor_efficiency: float = 1.08  #: of the tensor rate, in a loop with nothing else
+    alu_per_score: float = 3.93  #: FP32 slots of a score: scale, maximum, sum, conversion
+    integer_max_saves: float = 2.49  #: of them when maxima are of three
+    serial_share: float = 1.80  #: of the shorter phase, divided among warpgroups: never above all
+    overlap_gain: float = 0.695  #: share left of it: scores issued early
+    pingpong_gain: float = 0.929  #: and warpgroups in turns
+    step_us: float = 0.131  #: barriers of one step
+    fill_share: float = 0.483  #: of a step: first scores and last product, nothing beside them
+    fetch_us: float = 0.193  #: waiting for the next tile's Q when it has no second stage
+    store_us: float = 0.689  #: waiting for O to leave when it has no buffer of its own
+    turn_us: float = 0.419  #: waiting for turns at the diagonal, each warpgroup beyond two
+    blend: float = 1.88  #: exponent with which SMs and device memory add up; max at infinity
 
 
 Coefficients = MmaSync | Wgmma
@@ -114,7 +123,7 @@ class Candidate:
     def uncompiled(cls, problem: Problem, point: Point) -> Candidate:
         """Estimate registers and shared memory from the point alone."""
         if is_hopper(point):
-            registers = accumulator_registers(problem.head_dim_v, point)
+            registers = REGISTER_FILE // (WARP * block_warps(point)) // 8 * 8  # all of them
         else:
             registers = register_estimate(problem, point)
         return cls(problem, point, min(registers, 255), 0, smem_bytes(problem, point))
@@ -141,11 +150,11 @@ def predict_us(
     compute = _waves_us(candidate, shape, gpu, fit, resident)
     running = min(blocks, resident * gpu.num_sms)
     dram = dram_bytes(shape, candidate.point, running, gpu) / (gpu.bandwidth_gbs * 1e3)
-    l2_rate = fit.l2_bytes_per_clock_per_sm * gpu.num_sms * gpu.clock_ghz * 1e3  # bytes/us
+    l2_rate = L2_BYTES_PER_CLOCK_PER_SM * gpu.num_sms * gpu.clock_ghz * 1e3  # bytes/us
     l2 = _l2_bytes(candidate, shape) / l2_rate
-    slowest = max(compute, dram, l2)
-    blended = sum((us / slowest) ** fit.blend for us in (compute, dram, l2)) ** (1 / fit.blend)
-    return LAUNCH_US + slowest * blended
+    on_chip = max(compute, l2)
+    both: float = (on_chip**fit.blend + dram**fit.blend) ** (1 / fit.blend)
+    return LAUNCH_US + both
 
 
 def resident_blocks(candidate: Candidate, gpu: GpuSpec) -> int:
@@ -180,7 +189,7 @@ def _waves_us(
     tiles = key_tiles(shape, point["BM"], point["BN"])
     planes = shape.heads * shape.batch
     step = _step_us(candidate, resident, gpu, fit)
-    around = _around_us(candidate, gpu, fit)
+    around = _around_us(candidate, gpu, fit, step)
     if shape.causal:
         order = launch_order(
             tiles, planes, point.get("head_group", 1), bool(point.get("causal_longest_first", 0))
@@ -195,48 +204,55 @@ def _waves_us(
     return us
 
 
-def _around_us(candidate: Candidate, gpu: GpuSpec, fit: Coefficients) -> float:
-    """Time of a tile outside its steps; less than nothing is never returned."""
-    point = candidate.point
+def _around_us(candidate: Candidate, gpu: GpuSpec, fit: Coefficients, step: float) -> float:
+    """Time of a tile outside its steps, each of which takes `step` us."""
+    point, problem = candidate.point, candidate.problem
     if isinstance(fit, MmaSync):
         return fit.tile_us + (0.0 if point["epilogue_smem"] else fit.direct_store_us)
+    tensor, _, mufu, alu = _unit_us(candidate, gpu, fit)
+    bm, bn, warpgroups = point["BM"], point["BN"], point["consumer_warpgroups"]
+    us = fit.fill_share * (tensor + mufu + alu)
     alone = point.get("q_stages", 1) == 1
-    us = FILL_SHARE * sum(_unit_us(candidate, gpu, fit)) + fit.tile_us
-    us += fit.fetch_us if alone else 0.0
-    if not point.get("out_buffer", 1):
-        us += fit.store_us * (1.0 if alone else STORE_BESIDE_FETCH)
-    if not point.get("persistent", 0):
+    if alone:
+        us += fit.fetch_us * bm * problem.head_dim / TILE_ELEMENTS
+    if point.get("out_buffer", 1) != 1:
+        waited = 1.0 if alone and not point["out_buffer"] else STORE_BESIDE_FETCH
+        us += fit.store_us * waited * bm * problem.head_dim_v / TILE_ELEMENTS
+    if not point["persistent"]:
         us += BLOCK_START_US
-    if candidate.problem.causal:
-        bm, bn = point["BM"], point["BN"]
+    if problem.causal:
         masked = -(-bm // bn) * bm * bn * ALU_PER_MASK
         us += masked / (FP32_LANES.get(gpu.sm, 128) * gpu.clock_ghz * 1e3)
-    return us
+        if point["pingpong"]:
+            us += fit.turn_us * max(warpgroups - 2, 0)
+        if point["skip"]:
+            hidden = (warpgroups - 1) / 2 * WARPGROUP_ROWS / bn  # steps, the mean warpgroup's
+            us -= SKIP_SAVES * hidden * step
+    return max(us, 0.0)
 
 
 def _step_us(candidate: Candidate, resident: int, gpu: GpuSpec, fit: Coefficients) -> float:
     """Time in which each of `resident` blocks of an SM makes one step."""
     tensor, smem, mufu, alu = _unit_us(candidate, gpu, fit)
     point = candidate.point
-    latency = fit.step_us / (point["stages"] * resident)
     if isinstance(fit, Wgmma):
+        latency = fit.step_us * (1.0 if point["stages"] > 1 else SINGLE_STAGE)
         products, softmax = max(tensor, smem), mufu + alu
-        exposed = fit.serial_share * min(products, softmax) / point["consumer_warpgroups"]
-        exposed *= fit.overlap_gain if point["overlap"] else 1.0
-        exposed *= fit.pingpong_gain if point["pingpong"] else 1.0
+        share = fit.serial_share / point["consumer_warpgroups"]
+        share *= fit.overlap_gain if point["overlap"] else 1.0
+        share *= fit.pingpong_gain if point["pingpong"] else 1.0
+        exposed = min(share, 1.0) * min(products, softmax)
         slowdown = 1.0 + SPILL_WEIGHT * candidate.spilled_bytes
         return (max(products, softmax) + exposed + latency) * slowdown
+    latency = fit.step_us / (point["stages"] * resident)
     units = (tensor, smem, mufu, alu)
-    tiles_per_scheduler = max(resident * point["BM"] / (MMA_M * SCHEDULERS), 0.5)
+    # a block's warps meet at its barriers: other blocks and a warp's other rows fill the gaps
+    independent = resident * point["BM"] / (MMA_M * point["warps"])
     busiest = max(units)
-    exposed = fit.serial_share * (sum(units) - busiest) / tiles_per_scheduler
+    exposed = fit.serial_share * (sum(units) - busiest) / independent
     slowdown = 1 + fit.spill_weight * candidate.spilled_bytes
     slowdown += fit.peel_weight if point["peel"] else 0.0
     return (resident * (busiest + exposed) + latency) * slowdown
-
-
-def _computing_warps(point: Point) -> int:
-    return 4 * point["consumer_warpgroups"] if is_hopper(point) else point["warps"]
 
 
 def _unit_us(
@@ -252,6 +268,7 @@ def _unit_us(
     rate = gpu.tensor_tflops * 1e6 / gpu.num_sms * fit.tensor_efficiency
     smem_rate = SMEM_BYTES_PER_CLOCK * sm_clock
     if isinstance(fit, Wgmma):
+        smem_rate *= BOOST
         slots -= scores * fit.integer_max_saves * point.get("integer_max", 0)
     else:
         rate *= gpu.mma_sync_fraction
@@ -262,7 +279,9 @@ def _unit_us(
     slots += bm * depth_v * rescales
     tensor = 2 * bm * bn * (depth + depth_v) / rate
     smem = _smem_traffic(candidate, depth, depth_v) / smem_rate
-    mufu = scores / (gpu.mufu_per_clock_per_sm * sm_clock)
+    on_fma = 1 / point["exp2_fma"] if point.get("exp2_fma", 0) else 0.0
+    slots += scores * on_fma * FMA_PER_EXP2
+    mufu = scores * (1 - on_fma) / (gpu.mufu_per_clock_per_sm * sm_clock)
     alu = slots / (FP32_LANES.get(gpu.sm, 128) * sm_clock)
     return tensor, smem, mufu, alu
 
@@ -274,7 +293,8 @@ def _smem_traffic(candidate: Candidate, depth: int, depth_v: int) -> int:
     filled = bn * 2 * (depth + depth_v)
     if is_hopper(point):
         # each warpgroup's wgmma reads K and V once, and Q again at every step
-        return filled * (1 + point["consumer_warpgroups"]) + bm * depth * 2
+        rows = 0 if point.get("q_in_registers", 0) else bm * depth * 2
+        return filled * (1 + point["consumer_warpgroups"]) + rows
     ways_k, ways_v = (
         conflict_ways(d, point["swizzle"]) for d in (problem.head_dim, problem.head_dim_v)
     )

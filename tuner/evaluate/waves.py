@@ -11,6 +11,7 @@ from space.variant import Shape
 
 #: tiles that decide when the last SM is done; those before them are taken to be spread evenly
 TAIL_TILES = 4096
+L2_SHARE = 0.5  #: of the L2 that keys and values fill: both of its halves may keep a copy
 
 
 def key_tiles(shape: Shape, bm: int, bn: int) -> list[int]:
@@ -61,7 +62,7 @@ def dram_bytes(shape: Shape, point: Point, running: int, gpu: GpuSpec) -> float:
     keys = shape.batch * shape.kv_heads * shape.seqlen_k * row_bytes
     together = min(planes, max(point.get("head_group", 1) or planes, -(-running // len(steps))))
     kept = together * keys / planes
-    missed = max(0.0, 1 - gpu.l2_bytes / kept) if kept else 0.0
+    missed = max(0.0, 1 - L2_SHARE * gpu.l2_bytes / kept) if kept else 0.0
     asked = planes * sum(steps) * point["BN"] * row_bytes
     sharing = max(1.0, running / (together / shape.group))
     return once + max(keys, missed * asked / sharing)

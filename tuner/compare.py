@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llm_proposer.session import BATCH
 from runs import codec
 from runs.errors import CodecError, StoreError
 from runs.files import private_folder, publish, write_synced
@@ -26,8 +27,9 @@ from space.gpu import GpuSpec, gpu_named
 from space.variant import Shape
 from tuner.errors import MachineError, NothingFound, UsageError
 from tuner.finish import Contender, choose, unfinished
+from tuner.guide import BATCH_PATIENCE_S, ModelGuide
 from tuner.lanes import Lane
-from tuner.loop import End, search
+from tuner.loop import NOTHING_MORE, End, search
 from tuner.options import (
     Options,
     basis_of,
@@ -43,6 +45,7 @@ from tuner.session import Machine, Workshop, guided, run_lanes, with_sketches
 ARMS = ("llm", "search", "assisted", "random")
 PLAN = "plan.json"
 FORMAT = "tltune-comparison"
+WAITS = "waits for the first replies"
 Say = Callable[[str], None]
 
 
@@ -151,9 +154,17 @@ def compare(folder: Path, plan: Plan, options: Options, machine: Machine, say: S
     if plan.base.measure is Basis.MEASURED and device is None:
         raise MachineError(f"{folder} was measured on a {gpu.title}, which is not here")
     with closing(machine.open_workshop(plan.base, gpu, device, workers_of(options))) as bench:
+        waiting = 0
         for number, spec in enumerate(plan.runs, start=1):
             told = _run(folder, spec, gpu, bench, options, say)
+            waiting += WAITS in told
             say(f"{number}/{len(plan.runs)} {spec.arm} seed {spec.seed}: {told}")
+        if waiting:
+            replies = plan.base.proposer.removeprefix(BATCH)
+            raise NothingFound(
+                f"{waiting} runs wait for replies: answer {replies}/requests-*.jsonl, put the "
+                f"output file beside it, then tune compare --resume {folder}"
+            )
         stores = tuple(RunStore.open(folder / spec.run_id) for spec in plan.runs)
         merged, entrants = _merged(plan, stores)
         if not merged:
@@ -189,8 +200,8 @@ def _run(
 
 def _may_go_on(spec: RunSpec, reason: str) -> bool:
     """Whether a run that ended can be continued: stopped by hand, or short of batch replies."""
-    batched = spec.proposer.startswith("batch:") and spec.arm == "llm"
-    return reason == "interrupted" or (batched and reason == "nothing more is proposed")
+    batched = spec.proposer.startswith(BATCH) and spec.arm == "llm"
+    return reason in ("interrupted", WAITS) or (batched and reason == NOTHING_MORE)
 
 
 class _Silent:
@@ -205,15 +216,25 @@ def _search(
     say: Say,
 ) -> End:  # fmt: skip
     guide = guided(store, spec, lanes, options, say, sketches=False)
+    history = store.replay().history
     try:
+        if guide is not None and _waits(guide, spec, lanes, history):
+            return End(WAITS)
         for note in bench.facts():
             store.append(note)
-        return search(spec, lanes, bench, store, _Silent(), store.replay().history, guide)
+        return search(spec, lanes, bench, store, _Silent(), history, guide)
     except KeyboardInterrupt:
         return End("interrupted")
     finally:
         if guide is not None:
             guide.close()
+
+
+def _waits(guide: ModelGuide, spec: RunSpec, lanes: Sequence[Lane], history: History) -> bool:
+    """Whether the run has to be left until somebody brings the first replies."""
+    if not spec.proposer.startswith(BATCH) or len(history):
+        return False
+    return not guide.await_first(list(lanes), history, BATCH_PATIENCE_S)
 
 
 # ---- the best of each arm, side by side ------------------------------------------------------

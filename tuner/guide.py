@@ -50,6 +50,7 @@ class ModelGuide:
         self.peers: tuple[Finalist, ...] = ()
         self._asked_at: dict[tuple[str, str], int] = {}
         self._mended: set[str] = set()
+        self._taken: set[tuple[str, str, str]] = set()
         self._news_at = time.monotonic()
 
     def begin(self, lanes: Sequence[Lane], history: History, sketches: bool) -> None:
@@ -73,6 +74,19 @@ class ModelGuide:
             self._advisor.tell(history, self.peers, [self._subject(lane) for lane in stalled])
             self._news_at = time.monotonic()
         self._mend(lanes, history)
+
+    def await_first(self, lanes: list[Lane], history: History, seconds: float) -> bool:
+        """Wait before a search for first proposals to every lane; return whether any came.
+
+        Only for a comparison, whose arms would otherwise be named for proposals they never had.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            waiting = self._advisor.waiting
+            self.look(lanes, history)
+            if not waiting or all(lane.proposed for lane in lanes) or time.monotonic() > deadline:
+                return any(lane.proposed for lane in lanes)
+            time.sleep(0.05)
 
     @property
     def awaited(self) -> bool:
@@ -116,6 +130,10 @@ class ModelGuide:
 
     def _take_seed(self, seed: Seed, lanes: Sequence[Lane]) -> None:
         p = seed.proposal
+        key = (seed.sketch, seed.problem.key, p.remark)
+        if key in self._taken:
+            return  # a reply to what was asked before a resume, and asked again since
+        self._taken.add(key)
         self._note(
             "proposal", sketch=seed.sketch, problem=seed.problem.key, given=p.given[:500],
             verdict=str(p.verdict), reason=p.reason[:500],

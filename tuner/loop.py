@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ALIKE = 8  #: trials that fail alike, with none right, before the search gives up
 FREE_IN_A_ROW = 64  #: results that cost no budget before the search gives up
 POLL_S = 0.5
+NOTHING_MORE = "nothing more is proposed"  #: how a run of proposals alone ends
 
 
 class Bench(Protocol):
@@ -134,7 +135,7 @@ def search(
                 time.sleep(POLL_S)
                 continue
             if not all(lane.sampled for lane in lanes):
-                return End("nothing more is proposed")
+                return End(NOTHING_MORE)
             return End("every legal point of the space has been tried")
         pending: list[Future[Any]] = [*building, *judging]
         done, _ = wait(pending, timeout=POLL_S, return_when=FIRST_COMPLETED)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from fake_machine import FakeMachine
 
+import tuner.compare
+import tuner.guide
 from runs.record import Outcome, Rejected, Stage, TrialClass
 from runs.store import RunStore
 from tuner.cli import main
@@ -127,6 +129,41 @@ def test_a_comparison_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path)
     assert main(["compare", "--resume", str(folder)], a100().machine()) == 0
     assert (folder / "compare.json").read_text() == again
     assert len(list(folder.glob("*-finals*"))) == 1
+
+
+def test_a_batch_is_waited_for_and_then_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuner.compare, "BATCH_PATIENCE_S", 0.3)
+    monkeypatch.setattr(tuner.guide, "BATCH_PATIENCE_S", 0.3)
+    replies = tmp_path / "batch"
+    words = ("--budget", "6", "--seeds", "2", "--proposer", f"batch:{replies}", "--arms",
+             "llm,search,assisted")  # fmt: skip
+    assert compare(tmp_path / "runs", *words) == 1
+    assert "4 runs wait for replies" in capsys.readouterr().err
+    folder = folder_of(tmp_path / "runs")
+    assert not stores(folder)["assisted", 0].replay().history.records
+    requests = [json.loads(x) for f in replies.glob("requests-*") for x in f.open()]
+    content = json.dumps({"proposals": [{"BN": 32, "why": "w"}, {"stages": 2, "why": "w"}]})
+    choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    body = {
+        "choices": [choice],
+        "model": "m",
+        "usage": {"prompt_tokens": 9, "completion_tokens": 3},
+    }
+    (replies / "out.jsonl").write_text("".join(
+        json.dumps({"custom_id": r["custom_id"], "response": {"status_code": 200, "body": body}})
+        + "\n" for r in requests
+    ))  # fmt: skip
+    assert main(["compare", "--resume", str(folder)], a100().machine()) == 0
+    found = json.loads((folder / "compare.json").read_text())
+    assert found["arms"]["assisted"]["proposals"][0]["proposed"] == 2
+    assert found["arms"]["llm"]["tokens"] == [12, 12]
+    assert "no model was asked" not in capsys.readouterr().out
+    for seed in (0, 1):
+        origins = [r.origin for r in stores(folder)["assisted", seed].replay().history]
+        assert origins[:3] == ["first", "model", "model"] and set(origins[3:]) == {"sampler"}
+    assert (folder / "compare.html").read_text().count("<svg") == 3  # by tokens, too
 
 
 def test_where_nothing_is_right_that_is_said(

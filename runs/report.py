@@ -159,9 +159,10 @@ def _shape_cells(
     """Return what the table says of a shape, by column."""
     cells = {"shape": escape(shape_name(shape))}
     if peers:
-        cells["peers"] = "<br>".join(
+        beside = "<br>".join(
             f"<small>{escape(p.name)}</small> {_us(p.timing.median_us)}" for p in peers
         )
+        cells["peers"] = f"<span>{beside}</span>"
     if w is None:
         return cells | {"by": "no right kernel"}
     t = w.timing

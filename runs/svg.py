@@ -110,13 +110,13 @@ def bar_chart(bars: Sequence[Bar], unit: str, ceiling: str) -> str:
         parts.append(f'<path class="whisker" d="{_whisker(px(bar.low), px(bar.high), y + 10)}"/>')
         parts.append(f'<path class="roof" d="M{px(bar.ceiling):.1f} {y - 1}v23"/>')
         for name, value in bar.marks:
-            colour = f"c{(names.index(name) + 1) % COLOURS}"
+            colour = f"c{(names.index(name) + 2) % COLOURS}"
             parts.append(f'<path class="mark {colour}" d="M{px(value):.1f} {y}v21"/>')
     parts.append(_text(WIDTH - RIGHT, height - 2, unit, "end"))
     parts.append("</svg>")
     keys = '<span class="key"><i class="swatch bar"></i>best kernel</span>'
     keys += f'<span class="key"><i class="swatch roof"></i>{escape(ceiling)}</span>'
-    return "".join(parts) + legend(names, first=1, before=keys)
+    return "".join(parts) + legend(names, first=2, before=keys)
 
 
 def legend(names: Sequence[str], first: int = 0, before: str = "") -> str:

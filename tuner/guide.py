@@ -97,7 +97,13 @@ class ModelGuide:
         return self._advisor.waiting and (patient or not self._spec.proposer.startswith(BATCH))
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop asking, and say what was still to come."""
+        for text in self._advisor.poll().notes:
+            self._tell(text)
+        if self._advisor.waiting:
+            later = self._spec.proposer.startswith(BATCH)
+            more = "; --resume takes in replies that come later" if later else ""
+            self._tell(f"the search ended before the model had answered everything{more}")
         self._advisor.close()
 
     def _subject(self, lane: Lane) -> Subject:

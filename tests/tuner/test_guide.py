@@ -118,6 +118,8 @@ def test_the_bench_does_not_wait_for_the_first_call(
     bench = Bench(Model(), monkeypatch, hold=99)
     started = time.monotonic()
     assert bench.tune(tmp_path, "--budget", "10") == 0
+    said = [str(n["text"]) for n in notes(tmp_path, "model_said")]
+    assert said == ["the search ended before the model had answered everything"]
     assert time.monotonic() - started < 10
     assert len(replay(tmp_path).history) == 10
     assert not bench.model.prompts

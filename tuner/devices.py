@@ -20,5 +20,5 @@ def device_names() -> tuple[str, ...]:
     for index in range(count if status == driver.CUresult.CUDA_SUCCESS else 0):
         status, name = driver.cuDeviceGetName(256, index)
         if status == driver.CUresult.CUDA_SUCCESS:
-            names.append(name.decode().rstrip("\0"))
+            names.append(name.split(b"\0", 1)[0].decode().strip())
     return tuple(names)

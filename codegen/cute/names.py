@@ -38,7 +38,13 @@ DERIVED = tuple(_SUFFIXES.split())
 
 
 def safe(program: ast.Program) -> ast.Program:
-    """Return the program with colliding names changed. Raises PlanError on a tensor's name."""
+    """Return the program with colliding names changed.
+
+    Raises PlanError where the name is a launch argument: a tensor's or a run-time scalar's.
+    """
+    for scalar in program.scalars:
+        if scalar in RESERVED and scalar != "scale":  # which is the kernel's own
+            raise PlanError(f"a scalar cannot be called {scalar}: the kernel uses the name")
     return replace(program, kernels=tuple(_kernel(k) for k in program.kernels))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from codegen.cute import translate
+from codegen.errors import PlanError
 from codegen.kernel import KernelSource
 from codegen.tl.bind import bind
 from codegen.tl.parser import parse
@@ -115,3 +116,12 @@ def test_names_that_c_plus_plus_or_the_frame_uses_are_changed() -> None:
     text = programs()["explicit_softmax"].replace("alpha", "row").replace("l_cur", "S_max")
     source = emitted(text.replace("Compute Exp P", "Compute Exp2 P"), mha(), "a100")
     assert "float row_[" in source.text and "float row[" not in source.text
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200"])
+def test_a_scalar_with_a_name_of_the_frame_is_refused(gpu: str) -> None:
+    text = programs(False)["forward"]
+    capped = text.replace("  Compute Softmax", "  Compute Softcap S, cap\n  Compute Softmax", 1)
+    assert "float cap" in emitted(capped, mha(), gpu).text
+    with pytest.raises(PlanError, match="a scalar cannot be called n: the kernel uses the name"):
+        emitted(capped.replace("S, cap", "S, n"), mha(), gpu)

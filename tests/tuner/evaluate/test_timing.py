@@ -14,11 +14,12 @@ from scripted import ScriptedClock
 from runs.record import Basis, TrialClass
 from space.gpu import gpu_named
 from space.variant import DType, Shape
-from tuner.evaluate.clock import Launcher
+from tuner.evaluate.clock import Batch, Launcher
 from tuner.evaluate.timing import (
     Plan,
     Sample,
     check_possible,
+    check_stream,
     measure,
     roofline_us,
     summarise,
@@ -126,6 +127,33 @@ def test_faster_than_the_hardware_is_impossible() -> None:
 @pytest.mark.parametrize("us", [0.0, -1.0, math.nan, math.inf])
 def test_no_time_is_invalid(us: float) -> None:
     found = check_possible(Sample(us, us, us, 5), LONG, DType.BF16, H200)
+    assert found is not None and found.trial_class is TrialClass.TIMING_INVALID
+
+
+class BusyHost(ScriptedClock):
+    """Each batch waits for the host, `delayed` of them for several milliseconds."""
+
+    def __init__(self, delayed: int) -> None:
+        super().__init__()
+        self.delayed = delayed
+
+    def batch(self, calls: Sequence[Launcher]) -> Batch:
+        """See `Clock.batch`."""
+        batch = super().batch(calls)
+        self.delayed -= 1
+        return Batch(batch.event_us, batch.wall_us + (8000.0 if self.delayed >= 0 else 250.0))
+
+
+@pytest.mark.parametrize("us", [5.0, 200.0, 3000.0])
+def test_busy_host_makes_no_honest_kernel_invalid(us: float) -> None:
+    clock = BusyHost(delayed=4)
+    assert check_stream(clock.call("honest", us), clock, "shape") is None
+
+
+@pytest.mark.parametrize(("us", "aside_us"), [(5.0, 20.0), (200.0, 400.0), (3000.0, 9000.0)])
+def test_work_aside_shows_on_a_busy_host(us: float, aside_us: float) -> None:
+    clock = BusyHost(delayed=4)
+    found = check_stream(clock.call("cheat", us, aside_us=aside_us), clock, "shape")
     assert found is not None and found.trial_class is TrialClass.TIMING_INVALID
 
 

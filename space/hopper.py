@@ -8,6 +8,7 @@ from space.params import Param, Point, Space
 from space.variant import Problem
 
 WARPGROUP_ROWS = 64  #: rows of one wgmma, and of one consumer warpgroup
+MMA_STEP = 16  #: head dim columns that one wgmma multiplies
 PANEL_COLUMNS = 64  #: columns of a 128-byte swizzled row
 ROW_BYTES = 128
 TILE_BARRIERS = 4  #: two slots of the tile scheduler, full and empty
@@ -121,9 +122,30 @@ def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     return None
 
 
+def _turns_end(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    """A warpgroup passes its turn after the hidden tile's values came, which in one stage wait
+    for the product that the next warpgroup issues in that turn."""
+    if point["skip"] and point["pingpong"] and point["overlap"] and point["stages"] == 1:
+        return "passing over tiles in turns needs 2 stages, with 1 the warpgroups wait for ever"
+    return None
+
+
+def _rows_stay(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    """ptxas 13.0 puts P into the registers of Q's fragments, which the next key tile reads again.
+
+    Seen in the machine code of every such kernel and of no other; their outputs were wrong.
+    """
+    columns = -(-problem.head_dim // MMA_STEP) * MMA_STEP
+    if point.get("q_in_registers", 0) and not point["overlap"] and columns == point["BN"]:
+        return f"ptxas loses Q in registers where its {columns} columns are as many as BN"
+    return None
+
+
 HOPPER_CONSTRAINTS = (
     Constraint("rows_per_warpgroup", _rows_per_warpgroup),
     Constraint("takes_effect", _takes_effect),
+    Constraint("turns_end", _turns_end),
+    Constraint("rows_stay", _rows_stay),
     Constraint("out_over_rows", _out_over_rows),
     Constraint("fits_smem", _fits_smem),
     Constraint("fits_registers", _fits_registers),

@@ -25,7 +25,7 @@ from runs.record import (
 )
 from runs.store import RunStore
 from space.gpu import GpuSpec
-from space.variant import Problem, Shape, problems_of
+from space.variant import Problem, Shape, flops, problems_of
 from tuner.devices import device_names
 from tuner.drift import DriftWatch
 from tuner.errors import MachineError
@@ -41,7 +41,8 @@ from tuner.worker import JobFailed, WorkerLost, WorkerUnavailable
 T = TypeVar("T")
 
 AHEAD = 2  #: candidates in flight beyond the compile processes, so that the GPU never waits
-TRIAL_S, SHAPE_S = 20.0, 4.0  #: time limit of a trial: fixed, and for each shape
+TRIAL_S = 15.0  #: time limit of a trial: so much, and what its shapes are worth
+LAUNCHES = 200  #: of each shape at the hardware's peak: 10 at a twentieth of it
 MOST_WORKERS = 8
 PEER_ROUNDS = 5  #: of the timing that only serves to show the peers beside the search
 FINAL_ROUNDS = 4  #: times that rejected finalists are replaced by the next best
@@ -74,6 +75,12 @@ def open_workshop(spec: RunSpec, gpu: GpuSpec, device: int | None, workers: int 
 
 def _builder(workers: int, gpu: GpuSpec) -> Builder:
     return Builder(CompilePool(workers), workers, gpu)
+
+
+def limit_s(shapes: Sequence[Shape], gpu: GpuSpec) -> float:
+    """Return the seconds after which a trial on `shapes` is killed as hung."""
+    at_peak = sum(flops(shape) for shape in shapes) / (gpu.tensor_tflops * 1e12)
+    return TRIAL_S + LAUNCHES * at_peak
 
 
 class Builder:
@@ -169,7 +176,7 @@ class DeviceWorkshop:
             built.cubin.image,
             shapes,
             self._spec.seed,
-            limit_s=TRIAL_S + SHAPE_S * len(shapes),
+            limit_s=limit_s(shapes, self._builder.gpu),
             best_us=known,
         )
         future = self._judges.submit(job)

@@ -150,8 +150,9 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         )
     overlap, skip = bool(program.param("overlap", 1)), bool(program.param("skip", 0))
     check_protocol(
-        row_ring.stages, program.param("stages", 2), consumers, overlap, skip, out_in_rows
-    )
+        row_ring.stages, program.param("stages", 2), consumers, overlap, skip, out_in_rows,
+        bool(program.param("pingpong", 0)),
+    )  # fmt: skip
     scheduler = program.param("persistent", 1)
     consumer_registers, producer_registers = registers_by_role(consumers, scheduler)
     fragments, vectors = register_tiles(kernel, 4 * consumers)

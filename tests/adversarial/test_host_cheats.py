@@ -65,7 +65,9 @@ def test_work_beside_the_stream_is_an_invalid_time() -> None:
     outcome = judged(fakes.right, us=5.0, aside_us=2000.0)
     assert isinstance(outcome, Rejected)
     assert (outcome.trial_class, outcome.stage) == (TrialClass.TIMING_INVALID, Stage.TIME)
-    assert "16 launch(es) took 80 us between events and 32120 us by the wall clock" in outcome.reason
+    assert (
+        "16 launch(es) took 80 us between events and 32120 us by the wall clock" in outcome.reason
+    )
 
 
 def test_output_that_comes_after_its_turn_is_an_invalid_time(

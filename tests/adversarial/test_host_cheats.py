@@ -13,7 +13,7 @@ from runs.record import Measured, Outcome, Rejected, Stage, TrialClass
 from space.gpu import gpu_named, gpu_of_device_name
 from space.variant import DType, Problem, Shape
 from tests.tuner.evaluate import fakes
-from tests.tuner.evaluate.scripted import ScriptedClock
+from tests.tuner.evaluate.scripted_clock import ScriptedClock
 from tuner.devices import device_names
 from tuner.evaluate.judge import Judge, Kernel
 from tuner.evaluate.launch import Launcher, Prepare

@@ -16,7 +16,7 @@ from runs.export import export
 from runs.record import Rejected, Stage, TrialClass
 from space.variant import DType, Problem, Shape
 from tests.tuner.evaluate import fakes
-from tests.tuner.evaluate.scripted import ScriptedClock
+from tests.tuner.evaluate.scripted_clock import ScriptedClock
 from tuner.cli import main
 from tuner.commands.verify import run_verify
 from tuner.errors import MachineError, NothingFound, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fakes
 import pytest
 import torch
-from scripted import ScriptedClock
+from scripted_clock import ScriptedClock
 
 from codegen.kernel import KernelSource
 from runs.record import Measured, Outcome, Rejected, Stage, TrialClass

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
-from scripted import ScriptedClock
+from scripted_clock import ScriptedClock
 
 from runs.record import Basis, TrialClass
 from space.gpu import gpu_named

@@ -1,0 +1,85 @@
+"""What each dimension of the Hopper space was worth, from the measurements kept here.
+
+    python runs/published/20261130-h200/pairs.py
+
+First table, from `dimensions.json`: pairs of kernels of one batch that differ in one dimension
+alone; the cell with the largest gain and the one with the largest loss. Second table, from the
+journals of the published runs: the best right trial with a choice against the best without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TOGETHER = {"BM", "consumer_warpgroups"}  #: one dimension: 64 rows for each warpgroup
+CHOICES = (("exp2_fma", 0), ("out_buffer", 2), ("out_buffer", 0), ("q_in_registers", 1))
+Row = tuple[float, str, float, float]
+
+
+def cell(head_dim: int, causal: bool, length: str) -> str:
+    """How the tables name a cell."""
+    return f"d{head_dim} {'causal' if causal else 'full'} {length}"
+
+
+def pairs() -> dict[str, list[Row]]:
+    """Return (ratio, cell, TFLOP/s without, with) of each pair, by `dimension: from -> to`."""
+    found: dict[str, list[Row]] = {}
+    rows = json.loads((HERE / "dimensions.json").read_text())["measurements"]
+    for a, b in itertools.combinations(rows, 2):
+        if any(a[k] != b[k] for k in ("batch", "head_dim", "head_dim_v", "causal", "dtype")):
+            continue
+        pa, pb = a["parameters"], b["parameters"]
+        other = {k for k in pa | pb if pa.get(k, 0) != pb.get(k, 0)}
+        name = "BM" if other == TOGETHER else next(iter(other), "")
+        if not (other == TOGETHER or len(other) == 1):
+            continue
+        low, high = (a, b) if pa.get(name, 0) < pb.get(name, 0) else (b, a)
+        key = f"{name}: {low['parameters'].get(name, 0)} -> {high['parameters'].get(name, 0)}"
+        for length in low["tflops"].keys() & high["tflops"].keys():
+            x, y = low["tflops"][length], high["tflops"][length]
+            found.setdefault(key, []).append((y / x, cell(a["head_dim"], a["causal"], length), x, y))
+    return found
+
+
+def with_and_without(name: str, value: int) -> list[Row]:
+    """Return (ratio, cell, us without, with) of the best trials; exp2_fma's 0 means any share."""
+    best: dict[tuple[str, bool], float] = {}
+    for journal in sorted(HERE.parent.glob("*-h200/journal.jsonl")):
+        for line in journal.read_text().splitlines():
+            event = json.loads(line)
+            trial = event["data"]
+            if event["kind"] != "trial" or trial["outcome"]["outcome"] != "measured":
+                continue
+            point = dict(trial["point"]["items"])
+            if name not in point or "consumer_warpgroups" not in point:
+                continue
+            chosen = point[name] != 0 if name == "exp2_fma" else point[name] == value
+            for t in trial["outcome"]["timings"]:
+                s = t["shape"]
+                where = cell(s["head_dim"], s["causal"], str(s["seqlen_q"]))
+                key = (f"{trial['problem']['variant']} {where}", chosen)
+                best[key] = min(best.get(key, float("inf")), t["median_us"])
+    both = [c for c, chosen in best if chosen and (c, False) in best]
+    return [(best[c, False] / best[c, True], c, best[c, False], best[c, True]) for c in both]
+
+
+def main() -> None:
+    """Print both tables."""
+    print("dimension | pairs | largest gain | largest loss (TFLOP/s)")
+    for key, rows in sorted(pairs().items()):
+        texts = [f"{r:.3f} {c} ({x:.0f} -> {y:.0f})" for r, c, x, y in (max(rows), min(rows))]
+        print(f"{key} | {len(rows)} | {texts[0]} | {texts[1]}")
+    print("choice | cells | best with it ahead in | largest gain | largest loss (us)")
+    for name, value in CHOICES:
+        rows = with_and_without(name, value)
+        ahead = sum(r > 1 for r, *_ in rows)
+        texts = [f"{r:.3f} {c} ({x:.1f} -> {y:.1f})" for r, c, x, y in (max(rows), min(rows))]
+        what = "exp2_fma > 0" if name == "exp2_fma" else f"{name} = {value}"
+        print(f"{what} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
+
+
+if __name__ == "__main__":
+    main()

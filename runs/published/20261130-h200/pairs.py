@@ -40,7 +40,8 @@ def pairs() -> dict[str, list[Row]]:
         key = f"{name}: {low['parameters'].get(name, 0)} -> {high['parameters'].get(name, 0)}"
         for length in low["tflops"].keys() & high["tflops"].keys():
             x, y = low["tflops"][length], high["tflops"][length]
-            found.setdefault(key, []).append((y / x, cell(a["head_dim"], a["causal"], length), x, y))
+            where = cell(a["head_dim"], a["causal"], length)
+            found.setdefault(key, []).append((y / x, where, x, y))
     return found
 
 

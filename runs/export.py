@@ -24,6 +24,7 @@ from runs import codec
 from runs.errors import ExportError, StoreError
 from runs.files import private_folder, publish, write_synced
 from runs.kernels import StoredKernel
+from runs.rebuild import kernel_of
 from runs.record import Basis, Finalist, Measured, Note, RunSpec, Timing, TrialRecord
 from runs.store import Replay, RunStore
 from space.gpu import gpu_named
@@ -132,7 +133,7 @@ def _manifest(
     entries: dict[str, dict[str, Any]] = {}
     shapes = []
     for w in winners:
-        stored = w.store.kernel(w.record.cubin_key)
+        stored = kernel_of(w.store, w.record)
         name = f"{w.record.problem.key}-{stored.cubin.key[:12]}"
         if name not in entries:
             entries[name] = _kernel_entry(name, w, stored)

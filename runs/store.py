@@ -189,6 +189,10 @@ class RunStore:
         write_kernel(folder, source, cubin)
         return folder
 
+    def has_kernel(self, cubin_key: str) -> bool:
+        """Whether a kernel was kept, sound or not. Raises StoreError on a key that is no name."""
+        return (self.path / KERNELS / safe_name(cubin_key, "cubin key")).exists()
+
     def kernel(self, cubin_key: str) -> StoredKernel:
         """Return a stored kernel. Raises StoreError when it is absent or damaged."""
         return read_kernel(self.path / KERNELS / safe_name(cubin_key, "cubin key"))

@@ -76,16 +76,31 @@ def from_line(line: str) -> Exchange | None:
         known = {f.name for f in fields(Exchange)}
         exchange = Exchange(about=about, **{k: v for k, v in data.items() if k in known})
         Kind(exchange.kind)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return exchange
+    return exchange if _is_sound(exchange) else None
+
+
+def _is_sound(e: Exchange) -> bool:
+    """Whether every field has its type and can be shown."""
+    words = (e.kind, e.digest, e.date, e.model, e.system, e.user, e.schema, e.text, e.error,
+             e.request_id)  # fmt: skip
+    whole = (e.sample, e.tokens_in, e.tokens_out)
+    rates = (e.seconds, 0.0 if e.cost is None else e.cost)
+    return (
+        all(type(w) is str for w in words)
+        and all(type(n) is int for n in whole)
+        and all(type(x) in (int, float) for x in rates)
+        and type(e.pending) is bool
+        and type(e.truncated) is bool
+    )
 
 
 def read_exchanges(path: Path) -> tuple[Exchange, ...]:
     """Return the exchanges kept in a file, in order, without a torn line; none without a file."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return ()
     return tuple(e for line in lines if line and (e := from_line(line)) is not None)
 

@@ -31,7 +31,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def append_synced(path: Path, data: bytes) -> None:
     """Append to a file, whole or not at all, and wait until it is on disk. Raises OSError."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
         start = os.fstat(handle).st_size
         try:

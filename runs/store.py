@@ -136,6 +136,10 @@ class RunStore:
         Raises StoreError when it is no run folder, is damaged, or another process writes it.
         """
         spec = _read_spec(path)
+        if write:
+            for name in (JOURNAL, LOCK, SKETCHES, KERNELS, "export", "exchanges.jsonl"):
+                if (path / name).is_symlink():  # what is written must stay in the folder
+                    raise StoreError(f"{path / name} is a link; a run is not written through one")
         store = cls(path, spec, _lock(path) if write else None)
         if write:
             try:
@@ -177,7 +181,7 @@ class RunStore:
         for number, line in enumerate(self._lines()[:whole], start=1):
             try:
                 at, event = codec.decode_dated(line.decode())
-                found.append((datetime.fromisoformat(at), event))
+                found.append((datetime.fromisoformat(at).astimezone(UTC), event))
             except ValueError:
                 where = f"{self.path / JOURNAL} line {number}"
                 raise StoreError(f"{where} is damaged: its time is none") from None
@@ -265,7 +269,9 @@ def _read_spec(path: Path) -> RunSpec:
 def _lock(folder: Path) -> int:
     """Return an open, locked handle. Raises StoreError when another process holds the lock."""
     try:
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(
+            folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
+        )
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error.strerror}") from None
     try:

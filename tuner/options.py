@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,8 +145,8 @@ def workers_of(options: Options) -> int | None:
         return None
     if options.workers == "ray":
         raise UsageError("--workers ray is not in this version; use a number of processes")
-    if not options.workers.isdecimal() or int(options.workers) < 1:
-        raise UsageError(f"--workers {options.workers!r} is not a number of at least 1")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,3}", options.workers):
+        raise UsageError(f"--workers {options.workers[:80]!r} is not a number from 1 to 9999")
     return int(options.workers)
 
 

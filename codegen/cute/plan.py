@@ -396,7 +396,7 @@ def _grid(program: ast.Program, kernel: ast.Kernel, rows: int) -> tuple[GridAxis
     if uses_name(kernel, "block_n"):
         axes.append(GridAxis("N", program.param("BN")))
     if any(isinstance(s, ast.For) and s.hi == ast.Name("split_end") for s in ast.walk(kernel.body)):
-        axes.append(GridAxis(str(program.param("num_splits")), 1))
+        axes.append(GridAxis(str(program.param("num_splits", 1)), 1))
     return (*axes, GridAxis("heads", 1), GridAxis("batch", 1))
 
 

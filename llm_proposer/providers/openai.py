@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from llm_proposer.client import Prompt, Reply
 from llm_proposer.errors import (
@@ -82,7 +83,7 @@ def check(model: str | None, base_url: str | None, environ: Mapping[str, str]) -
     url = _address(base_url, environ)
     if not model:
         raise NotConfigured("no model named", hint="say --model NAME")
-    if url is not None and not url.startswith(("http://", "https://")):
+    if url is not None and not _is_address(url):
         raise NotConfigured(
             f"base URL {redacted(url)!r} is no address",
             hint="give one such as http://127.0.0.1:8000/v1",
@@ -119,6 +120,15 @@ def connect(
             max_retries=0,
         )
     return OpenAIClient(sdk, model, (key,) if key else ())
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        found = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # brackets or a port that are none
+        return False
+    return found and parts.scheme in ("http", "https") and url.isascii() and url.isprintable()
 
 
 def _address(base_url: str | None, environ: Mapping[str, str]) -> str | None:

@@ -289,7 +289,7 @@ def mutated_journal(rng: random.Random, data: bytes) -> bytes:
             case 2:
                 rng.shuffle(lines)
             case _:
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     lines[at] = mutated_document(rng, json.loads(lines[at]))
     whole = b"\n".join([*lines, b""])
     return whole[: rng.randrange(len(whole) + 1)] if rng.random() < 0.3 else whole

@@ -232,3 +232,19 @@ def test_a_specification_cannot_be_made_of_other_types() -> None:
                 codec.from_json(RunSpec, good | {field: value})
             except RunError:
                 continue
+
+
+@pytest.mark.parametrize("name", ["lock", JOURNAL, "kernels", "export"])
+def test_a_run_is_not_written_through_a_link(tmp_path: Path, whole: Path, name: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    precious = tmp_path / "precious"
+    if (run / name).exists():
+        (run / name).rename(precious)
+    else:
+        precious.write_text("mine")
+    (run / name).symlink_to(precious)
+    before = precious.read_bytes() if precious.is_file() else b""
+    with pytest.raises(StoreError, match="is a link; a run is not written through one"):
+        RunStore.open(run, write=True)
+    assert not precious.is_file() or precious.read_bytes() == before

@@ -19,8 +19,10 @@ def write_report(run: Path, out: Path | None) -> Path:
 
 def write_page(path: Path, text: str) -> Path:
     """Write a page and return where. Raises UsageError."""
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link; name the file that it should be")
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return path

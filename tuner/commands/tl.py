@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def _head_dims(text: str | None, default: tuple[int, int]) -> tuple[int, int]:
     if text is None:
         return default
     parts = text.split(",")
-    if len(parts) not in (1, 2) or not all(p.strip().isdecimal() for p in parts):
+    if len(parts) not in (1, 2) or not all(re.fullmatch(r"[0-9]{1,9}", p.strip()) for p in parts):
         raise UsageError(f"--head-dim {text!r} is not D or D,Dv with whole numbers")
     head_dim, head_dim_v = int(parts[0]), int(parts[-1])
     check_shape(Shape(1, 1, 1, 1, 1, head_dim, head_dim_v))
@@ -119,7 +120,7 @@ def _given(words: tuple[str, ...]) -> dict[str, int]:
     given: dict[str, int] = {}
     for word in words:
         name, _, value = word.partition("=")
-        if not value.strip().lstrip("-").isdecimal():
+        if not re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
             raise UsageError(f"-p {word!r} is not NAME=NUMBER")
         given[name.strip()] = int(value)
     return given

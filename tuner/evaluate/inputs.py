@@ -41,6 +41,7 @@ class Layout(StrEnum):
     PACKED = "contiguous"
     HEADS_FIRST = "made as [B,H,S,D], passed by transpose"
     ROWS_FIRST = "made as [S,B,H,D], passed by transpose"
+    MIXED = "Q contiguous, K made as [B,H,S,D], V as [S,B,H,D]"
     INTERLEAVED = "q, k, v split from one buffer [S,B,columns]"
     SECOND_ROW = "K is every second row of a buffer, skipped rows NaN"
     EMBEDDED = "views into larger buffers, NaN before and past the end"
@@ -174,6 +175,8 @@ def lay_out(values: Triple, layout: Layout) -> Triple:
             return _stored(q, 0, 2, 1, 3), _stored(k, 0, 2, 1, 3), _stored(v, 0, 2, 1, 3)
         case Layout.ROWS_FIRST:
             return _stored(q, 1, 0, 2, 3), _stored(k, 1, 0, 2, 3), _stored(v, 1, 0, 2, 3)
+        case Layout.MIXED:
+            return q, _stored(k, 0, 2, 1, 3), _stored(v, 1, 0, 2, 3)
         case Layout.INTERLEAVED:
             return _interleaved(q, k, v)
         case Layout.SECOND_ROW:

@@ -40,10 +40,16 @@ class Output:
         return Output(_between_guards(buffer, sizes, self.tensor.dtype), buffer)
 
 
-def allocate(sizes: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Output:
-    """Allocate a poisoned packed output."""
+def allocate(
+    sizes: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device,
+    heads_first: bool = False,
+) -> Output:  # fmt: skip
+    """Allocate a poisoned output, packed as [B, S, H, Dv] or, `heads_first`, as [B, H, S, Dv]."""
     numel = math.prod(sizes)
     buffer = torch.full((numel + 2 * GUARD,), POISON, dtype=torch.int16, device=device)
+    if heads_first:
+        b, s, h, d = sizes
+        return Output(_between_guards(buffer, (b, h, s, d), dtype).transpose(1, 2), buffer)
     return Output(_between_guards(buffer, sizes, dtype), buffer)
 
 

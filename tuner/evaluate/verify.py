@@ -47,7 +47,8 @@ class Exam:
 def set_exam(name: str, inputs: Inputs) -> Exam:
     """Work out the answer of a problem once."""
     q, v = inputs.q, inputs.v
-    output = allocate((q.shape[0], q.shape[1], q.shape[2], v.shape[3]), q.dtype, q.device)
+    sizes = (q.shape[0], q.shape[1], q.shape[2], v.shape[3])
+    output = allocate(sizes, q.dtype, q.device, heads_first=q.stride(2) > q.stride(1))
     q_copy, k_copy, v_copy = (t.clone() for t in inputs.tensors)
     return Exam(name, inputs, (q_copy, k_copy, v_copy), expect(inputs), output)
 

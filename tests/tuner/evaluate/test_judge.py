@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import fakes
 import pytest
 import torch
@@ -297,3 +299,43 @@ def test_sample_of_a_hot_card_is_taken_again(monkeypatch: pytest.MonkeyPatch) ->
     outcome = judge.judge(PROBLEM, SOURCE, b"", SHAPES[:1], 1, {})
     assert isinstance(outcome, Measured)
     assert meter.asked == 3
+
+
+def test_a_kernel_with_a_scale_of_its_own_is_wrong() -> None:
+    def body(q: T, k: T, v: T, out: T, scale: float, causal: bool) -> None:
+        own = math.copysign(q.shape[3] ** -0.5, scale)
+        fakes.right(q, k, v, out, own, causal)
+
+    outcome = judged(body)
+    assert isinstance(outcome, Rejected) and outcome.trial_class is TrialClass.WRONG_OUTPUT
+    assert "negative scale" in outcome.reason
+
+
+def test_a_kernel_that_takes_o_for_packed_is_wrong() -> None:
+    def body(q: T, k: T, v: T, out: T, scale: float, causal: bool) -> None:
+        whole = torch.empty(out.shape, dtype=out.dtype)
+        fakes.right(q, k, v, whole, scale, causal)
+        out.as_strided(whole.shape, whole.stride()).copy_(whole)
+
+    outcome = judged(body)
+    assert isinstance(outcome, Rejected) and outcome.trial_class is TrialClass.WRONG_OUTPUT
+
+
+@pytest.mark.parametrize("strides_of", ["k", "v"])
+def test_a_kernel_that_takes_k_and_v_for_laid_out_alike_is_wrong(strides_of: str) -> None:
+    def body(q: T, k: T, v: T, out: T, scale: float, causal: bool) -> None:
+        if k.shape == v.shape:
+            alike = k.stride() if strides_of == "k" else v.stride()
+            k, v = k.as_strided(k.shape, alike), v.as_strided(v.shape, alike)
+        fakes.right(q, k, v, out, scale, causal)
+
+    outcome = judged(body)
+    assert isinstance(outcome, Rejected) and outcome.trial_class is TrialClass.WRONG_OUTPUT
+
+
+def test_a_kernel_that_sees_no_key_tile_that_is_not_full_is_wrong() -> None:
+    def body(q: T, k: T, v: T, out: T, scale: float, causal: bool) -> None:
+        out.zero_() if k.shape[1] < 64 else fakes.right(q, k, v, out, scale, causal)
+
+    outcome = judged(body)
+    assert isinstance(outcome, Rejected) and outcome.trial_class is TrialClass.WRONG_OUTPUT

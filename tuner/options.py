@@ -146,7 +146,8 @@ def workers_of(options: Options) -> int | None:
     if options.workers == "ray":
         raise UsageError("--workers ray is not in this version; use a number of processes")
     if not re.fullmatch(r"0*[1-9][0-9]{0,3}", options.workers):
-        raise UsageError(f"--workers {options.workers[:80]!r} is not a number from 1 to 9999")
+        given = options.workers[:80]
+        raise UsageError(f"--workers {given!r} is not a number of at least 1, at most 9999")
     return int(options.workers)
 
 

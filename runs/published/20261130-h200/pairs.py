@@ -5,12 +5,14 @@
 First table, from `dimensions.json`: pairs of kernels of one batch that differ in one dimension
 alone; the cell with the largest gain and the one with the largest loss. Second table, from the
 journals of the published runs: the best right trial with a choice against the best without it.
+Last, the best trials of the `mma_sync` run against FlashAttention-2 as the referee timed it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -67,8 +69,26 @@ def with_and_without(name: str, value: int) -> list[Row]:
     return [(best[c, False] / best[c, True], c, best[c, False], best[c, True]) for c in both]
 
 
+def beside_fa2() -> dict[int, list[float]]:
+    """Return FlashAttention-2's time over that of the best mma_sync trial, by head dim of mha."""
+    best: dict[tuple[int, bool, int], float] = {}
+    for line in (HERE.parent / "20261130T1459Z-mha-h200/journal.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["kind"] == "trial" and event["data"]["outcome"]["outcome"] == "measured":
+            for t in event["data"]["outcome"]["timings"]:
+                s = t["shape"]
+                key = (s["head_dim"], s["causal"], s["seqlen_q"])
+                best[key] = min(best.get(key, float("inf")), t["median_us"])
+    ratios: dict[int, list[float]] = {}
+    for c in json.loads((HERE / "referee-prefill.json").read_text()):
+        key = (c["d"], c["causal"], c["sq"])
+        if c["name"].startswith("mha") and key in best:
+            ratios.setdefault(c["d"], []).append(c["us"]["fa2"] / best[key])
+    return ratios
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     print("dimension | pairs | largest gain | largest loss (TFLOP/s)")
     for key, rows in sorted(pairs().items()):
         texts = [f"{r:.3f} {c} ({x:.0f} -> {y:.0f})" for r, c, x, y in (max(rows), min(rows))]
@@ -80,6 +100,12 @@ def main() -> None:
         texts = [f"{r:.3f} {c} ({x:.1f} -> {y:.1f})" for r, c, x, y in (max(rows), min(rows))]
         what = "exp2_fma > 0" if name == "exp2_fma" else f"{name} = {value}"
         print(f"{what} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
+    print("mma_sync over FlashAttention-2 | cells | geometric mean | lowest")
+    ratios = beside_fa2()
+    both = {"mha 64 and 128": ratios[64] + ratios[128], "mha 256": ratios[256]}
+    for name, values in both.items():
+        mean = statistics.geometric_mean(values)
+        print(f"{name} | {len(values)} | {mean:.3f} | {min(values):.3f}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from codegen.cute.structure import (
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
-from space.constraints import WARP
+from space.tiles import WARP
 from space.gpu import GpuSpec
 from space.variant import Problem
 

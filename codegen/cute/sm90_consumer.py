@@ -13,7 +13,7 @@ from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, product_nam
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
+from space.tiles import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS
 from space.variant import DType
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from codegen.tl.ast import Copy, Elem, Kernel, Memory, Program
 from codegen.tl.flow import places
 from codegen.tl.roles import scores_of
-from space.constraints import row_pitch_bytes
+from space.tiles import row_pitch_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def mma_decode_registers(problem: Problem, point: Point, staged: bool = False) -
     if staged:
         width = problem.head_dim + (0 if problem.latent else problem.head_dim_v)
         chunks = -(-point["BN"] * width * 2 // CHUNK_BYTES // (point["warps"] * WARP))
-        copies = 4 * chunks
+        copies = 4 * chunks + problem.head_dim // 16
     return o + s + p + q + copies + 8 * tiles_m + SPARE_REGISTERS
 
 
@@ -100,7 +100,8 @@ def _warp_grid(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     return None
 
 
-def _columns_shared(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+def uneven_share(problem: Problem, point: Point) -> str | None:
+    """Return why column warps cannot share BN and Dv at the point's swizzle, or None."""
     columns, swizzle = point["column_warps"], point["swizzle"]
     for what, length in (("BN", point["BN"]), ("Dv", problem.head_dim_v)):
         if length % (MMA_N * columns):
@@ -114,6 +115,10 @@ def _columns_shared(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     if columns > 1 and swizzle and share % swizzle and swizzle % share:
         return f"swizzle={swizzle} and the {share} bytes of V's row for each warp divide unevenly"
     return None
+
+
+def _columns_shared(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    return uneven_share(problem, point)
 
 
 def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:

@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from codegen.cute.plan import Buffer
+from codegen.cute.row_copies import Gathered, RowOrder, declare_row_lanes, row_loop
 from codegen.cute.writer import Writer
 
 
 def chunk_count(buffer: Buffer, threads: int) -> int:
     """Chunks that each thread moves."""
+    if buffer.by_rows:
+        return RowOrder.of(buffer, threads).count
     return -(-buffer.layout.rows * buffer.layout.chunks // threads)
 
 
@@ -32,18 +35,6 @@ class Source:
     columns: str  #: columns of the tensor where a tile may reach past them, else empty
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """A tile whose rows are found one by one: of packed heads, or through a block table.
-
-    C++ lines: `before` stands in front of the loop over chunks, and `locate` in it, where it turns
-    `row` and `chunk` into `from` and `valid`; rows that are not valid are zero.
-    """
-
-    before: tuple[str, ...]
-    locate: tuple[str, ...]
-
-
 def is_steady(buffer: Buffer, threads: int) -> bool:
     """Whether a thread's chunks are a constant distance apart: the swizzle repeats every 8 rows."""
     chunks = buffer.layout.chunks
@@ -52,6 +43,9 @@ def is_steady(buffer: Buffer, threads: int) -> bool:
 
 def declare_lanes(out: Writer, buffer: Buffer, threads: int) -> None:
     """Declare the thread's first address in stage 0, where the others are at constant distances."""
+    if buffer.by_rows:
+        declare_row_lanes(out, buffer, threads)
+        return
     if is_steady(buffer, threads):
         chunks = buffer.layout.chunks
         at = buffer.layout.offset_text(f"(tid / {chunks})", f"(tid % {chunks})")
@@ -67,10 +61,12 @@ def chunk_loop(
     With a source, also `from` (its address) and `valid`. Where a row's chunks divide the threads a
     thread keeps its column, so that addresses advance by a constant.
     """
-    if isinstance(source, Gathered):
-        with _gathered_loop(out, buffer, threads, source):
+    if buffer.by_rows:
+        assert not isinstance(source, Source)
+        with row_loop(out, buffer, threads, source):
             yield
         return
+    assert not isinstance(source, Gathered)
     layout = buffer.layout
     total, passes = layout.rows * layout.chunks, chunk_count(buffer, threads)
     rows_per_pass = threads // layout.chunks
@@ -124,44 +120,6 @@ def chunk_loop(
             )
         if total % threads:
             with out.block(f"if (c < {total})"):
-                yield
-        else:
-            yield
-
-
-@contextmanager
-def _gathered_loop(
-    out: Writer, buffer: Buffer, threads: int, source: Gathered
-) -> Iterator[None]:
-    """The same chunks in the same order, each row's address from `source`."""
-    layout = buffer.layout
-    total, rows_per_pass = layout.rows * layout.chunks, threads // layout.chunks
-    for line in source.before:
-        out.line(line)
-    with out.unrolled("pass", chunk_count(buffer, threads)):
-        guard = ""
-        if threads % layout.chunks == 0:
-            row, chunk = f"tid / {layout.chunks} + pass * {rows_per_pass}", f"tid % {layout.chunks}"
-            out.line(f"int const row = {row}, chunk = {chunk};")
-            if layout.rows % rows_per_pass:
-                guard = f"if (row < {layout.rows})"
-        else:
-            out.line(
-                f"int const c = tid + pass * {threads}, row = c / {layout.chunks}, "
-                f"chunk = c % {layout.chunks};"
-            )
-            if total % threads:
-                guard = f"if (c < {total})"
-        if is_steady(buffer, threads):
-            step = rows_per_pass * layout.pitch
-            out.line(f"uint32_t const at = {buffer.name}_to + pass * {step};")
-        else:
-            at = layout.offset_text("row", "chunk")
-            out.line(f"uint32_t const at = smem_at + {buffer.offset} + {at};")
-        for line in source.locate:
-            out.line(line)
-        if guard:
-            with out.block(guard):
                 yield
         else:
             yield

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from codegen.cute.decode_plan import OUT, DecodePlan
+from codegen.cute.decode_plan import DecodePlan
 from codegen.cute.decode_softmax import VOTE
 from codegen.cute.decode_statements import DecodeStatements
 from codegen.cute.emit import CXX_TYPES
 from codegen.cute.pipeline import Point
 from codegen.cute.plan import Buffer
+from codegen.cute.pointwise import START_KERNEL_BEHIND
 from codegen.cute.statements import comment
 from codegen.cute.target import BARRIER, Target
 from codegen.cute.writer import Writer
@@ -15,13 +16,12 @@ from codegen.kernel import Arg, ArgKind
 from codegen.tl import ast
 
 #: words of the frame beside those of the others, which no tile may be called
-DECODE_WORDS = frozenset(
-    """
+_WORDS = """
     batches column_warp diagonal grown key key_counts keys kv_head kv_heads moved of_row own_row0
     packed page pages pages_stride part query rows share table tiles_per_split to
-    """.split()
-)
-DECODE_SUFFIXES = ("part", "total")
+"""
+DECODE_WORDS = frozenset(_WORDS.split())
+DECODE_SUFFIXES = ("chain", "part", "total")
 
 
 def emit_partial(plan: DecodePlan, target: Target, out: Writer) -> None:
@@ -33,6 +33,8 @@ def emit_partial(plan: DecodePlan, target: Target, out: Writer) -> None:
     for k, part in enumerate(parts):
         out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
     with out.block(")"):
+        if base.sm >= 90:
+            out.line(START_KERNEL_BEHIND)
         _position(plan, out)
         statements = DecodeStatements(plan, target, out)
         statements.declare()
@@ -89,14 +91,9 @@ def _position(plan: DecodePlan, out: Writer) -> None:
     )
     for tensor in base.kernel.tensors:
         name = tensor.name
-        if tensor.workspace or name == OUT:
-            continue
-        if tensor.rows is ast.Rows.QUERY:
-            head = f"kv_head * group * {name}_stride_h"
-        else:
-            head = f"kv_head * {name}_stride_h"
-        paged = base.problem.page and tensor.rows is ast.Rows.KEY
-        out.line(f"g{name} += {'' if paged else f'batch * {name}_stride_b + '}{head};")
+        if tensor.rows is ast.Rows.KEY:
+            sequence = "" if base.problem.page else f"batch * {name}_stride_b + "
+            out.line(f"g{name} += {sequence}kv_head * {name}_stride_h;")
 
 
 class _Loop:

@@ -23,7 +23,7 @@ from codegen.cute.structure import block_rows, loads, mask_kind, stores, used_sc
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
-from space.decode_mma import mma_decode_smem_bytes, shares_rows_buffer
+from space.decode_mma import mma_decode_smem_bytes, shares_rows_buffer, uneven_share
 from space.gpu import GpuSpec
 from space.params import Point
 from space.tiles import MMA_N, WARP
@@ -31,7 +31,6 @@ from space.variant import Problem
 
 #: statements that have a lowering where warps share rows: the others would need their own exchange
 SHARED_OPERATORS = ("Softmax", "Normalize", "LogSumExp", "Scale", "Mask", "Fill", "Softcap")
-OUT = "O"  #: what a launch with one split writes in place of the workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class DecodePlan:
     before: tuple[ast.Stmt, ...]
     after: tuple[ast.Stmt, ...]
     rows_tile: str  #: the tile of packed query heads, the A operand of the scores
-    out_columns: int
+    output: str  #: the tensor that a launch with one split writes in place of the workspaces
     exchange_offset: int  #: one float for each row and column warp
 
     @property
@@ -62,10 +61,12 @@ class DecodePlan:
         return self.column_warps > 1
 
 
-def plan_decode(
-    program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: GpuSpec
-) -> DecodePlan:
-    """Plan the kernel of one split. Raises PlanError naming the limit that is broken."""
+def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: str) -> DecodePlan:
+    """Plan the kernel of one split, which writes `output` itself when there is only one.
+
+    Raises PlanError naming the limit that is broken.
+    """
+    kernel = program.kernels[0]
     warps, columns = program.param("warps", 4), program.param("column_warps", 1)
     rows = block_rows(kernel)
     if warps % columns or rows % (16 * (warps // columns)):
@@ -84,6 +85,8 @@ def plan_decode(
     if any(m.window for m in looped.masks):
         raise PlanError("a window mask has no lowering in a decode kernel; leave it to prefill")
     point = Point(program.params)
+    if columns > 1 and (torn := uneven_share(problem, point)) is not None:
+        raise PlanError(torn)
     buffers, end = _buffers(kernel, problem, point, stages, rows_tile)
     scores = softmax_plans(program, kernel.body)
     if columns > 1 and not scores:
@@ -124,7 +127,7 @@ def plan_decode(
             GridAxis("rows", rows), GridAxis("kv_heads", 1), GridAxis("splits", 1),
             GridAxis("batch", 1),
         ),
-        args=_args(program, kernel, problem),
+        args=_args(program, kernel, problem, output),
         head_group=1,
         longest_first=False,
         p_in_registers=columns == 1,
@@ -133,9 +136,7 @@ def plan_decode(
         q_overlaps=shares_rows_buffer(problem, point),
         lines=program.lines,
     )  # fmt: skip
-    return DecodePlan(
-        base, columns, looped, before, after, rows_tile, problem.head_dim_v, end + p_bytes
-    )
+    return DecodePlan(base, columns, looped, before, after, rows_tile, output, end + p_bytes)
 
 
 def _key_loop(kernel: ast.Kernel) -> ast.For:
@@ -197,7 +198,7 @@ def _buffers(
             raise PlanError(f"{name} needs a tile in shared memory of a multiple of 8 columns")
         layout = SharedLayout(tile.rows, tile.columns, swizzle_for(tile.columns, swizzle))
         copies = 1 if name == rows_tile else stages
-        found.append(Buffer(name, layout, copies, offset))
+        found.append(Buffer(name, layout, copies, offset, by_rows=True))
         offset += layout.bytes * copies
         end = max(end, offset)
         if name == rows_tile and shares_rows_buffer(problem, point):
@@ -223,11 +224,13 @@ def _register_tiles(
     return tuple(fragments), tuple(t.name for t in tiles if t.columns == 1)
 
 
-def _args(program: ast.Program, kernel: ast.Kernel, problem: Problem) -> tuple[Arg, ...]:
+def _args(
+    program: ast.Program, kernel: ast.Kernel, problem: Problem, output: str
+) -> tuple[Arg, ...]:
     inputs = [t.name for t in kernel.tensors if not t.workspace]
     args = [Arg(ArgKind.POINTER, t.name) for t in kernel.tensors]
-    args.append(Arg(ArgKind.POINTER, OUT))
-    args += [Arg(ArgKind.STRIDE, f"{n}.{axis}") for n in (*inputs, OUT) for axis in "bsh"]
+    args.append(Arg(ArgKind.POINTER, output))
+    args += [Arg(ArgKind.STRIDE, f"{n}.{axis}") for n in (*inputs, output) for axis in "bsh"]
     args += [
         Arg(ArgKind.INT, n) for n in ("M", "N", "group", "kv_heads", "rows", "splits", "batch")
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from codegen.cute.decode_plan import DecodePlan
 from codegen.cute.layout import SharedLayout
 from codegen.cute.plan import SoftmaxPlan
-from codegen.cute.register_copies import fragment_of
+from codegen.cute.register_copies import element_row, fragment_of
 from codegen.cute.softmax import SoftmaxLowering
 from codegen.cute.writer import Writer
 from codegen.tl import ast
@@ -35,9 +35,7 @@ class SharedSoftmax(SoftmaxLowering):
             f"+ (warp * {self.m_atoms * 16} + lane / 4) * {columns};"
         )
         with out.block("auto share = [&](float x, int m, int r)", "};"):
-            out.line(
-                f"if (lane % 4 == 0) of_row[(m * 16 + r * 8) * {columns} + column_warp] = x;"
-            )
+            out.line(f"if (lane % 4 == 0) of_row[(m * 16 + r * 8) * {columns} + column_warp] = x;")
 
     def weigh(self, s: SoftmaxPlan) -> None:
         """Find the warp's own maxima, and write its part of P by the maximum so far."""
@@ -51,22 +49,22 @@ class SharedSoftmax(SoftmaxLowering):
             self._top(name, fragment.n_atoms)
             out.line(f"grown |= x > {name}_max[m][r]{slack};")
         out.line("// weights by the maximum so far, rounded to 16 bits for the warps of these rows")
-        with out.block(f"auto weigh_{name} = [&]()", "};"):
-            with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
-                out.line(
-                    f"int const row = warp * {fragment.rows_per_warp} + m * 16 + r * 8 + lane / 4;"
-                )
-                out.line("float part[2] = {0.f, 0.f};  // two chains of additions")
-                with out.unrolled("n", fragment.n_atoms):
-                    for c, x in enumerate(("low", "high")):
-                        score = f"{name}[m][n][r * 2 + {c}]"
-                        power = f"fmaf({score}, {name}_log2, -{name}_shift[m][r])"
-                        out.line(f"float const {x} = exp2_approx({power});")
-                    out.line("part[0] += low, part[1] += high;")
-                    chunk = f"(column_warp * {fragment.n_atoms} + n)"
-                    at = f"{base.p_offset} + {layout.offset_text('row', chunk)} + (lane & 3) * 4"
-                    out.line(f"*reinterpret_cast<uint32_t*>(smem + {at}) = pack(low, high);")
-                out.line(f"{name}_part[m][r] = part[0] + part[1];")
+        with (
+            out.block(f"auto weigh_{name} = [&]()", "};"),
+            out.unrolled("m", self.m_atoms),
+            out.unrolled("r", 2),
+        ):
+            out.line(f"int const row = {element_row(fragment.rows_per_warp, '0')};")
+            out.line("float part[2] = {0.f, 0.f};  // two chains of additions")
+            with out.unrolled("n", fragment.n_atoms):
+                for c, x in enumerate(("low", "high")):
+                    power = f"fmaf({name}[m][n][r * 2 + {c}], {name}_log2, -{name}_shift[m][r])"
+                    out.line(f"float const {x} = exp2_approx({power});")
+                out.line("part[0] += low, part[1] += high;")
+                chunk = f"(column_warp * {fragment.n_atoms} + n)"
+                at = f"{base.p_offset} + {layout.offset_text('row', chunk)} + (lane & 3) * 4"
+                out.line(f"*reinterpret_cast<uint32_t*>(smem + {at}) = pack(low, high);")
+            out.line(f"{name}_part[m][r] = part[0] + part[1];")
         out.line(f"weigh_{name}();")
 
     def settle(self, s: SoftmaxPlan) -> None:

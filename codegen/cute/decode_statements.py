@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from codegen.cute.copies import Gathered, Source
 from codegen.cute.decode_gemm import DecodeGemm
-from codegen.cute.decode_plan import OUT, DecodePlan
+from codegen.cute.decode_plan import DecodePlan
 from codegen.cute.decode_softmax import SharedSoftmax
 from codegen.cute.expressions import cxx
 from codegen.cute.plan import Buffer, LoopPlan, MaskPlan
+from codegen.cute.pointwise import packed_row
 from codegen.cute.register_copies import element_row, fragment_of, tensor_of
+from codegen.cute.row_copies import Gathered
 from codegen.cute.statements import Statements, comment
 from codegen.cute.structure import number
 from codegen.cute.target import Target
@@ -36,17 +37,12 @@ class DecodeStatements(Statements):
             raise PlanError(f"{stmt.name} is tiled along its columns; decode loads whole rows")
         tensor = tensor_of(self.plan, stmt)
         if tensor.rows is ast.Rows.QUERY:
-            source: Source | Gathered = self._packed(tensor.name)
+            source = self._packed(tensor.name)
         else:
             environment = {**self.environment, **({var: "index"} if var else {})}
             rows = number(stmt.shape[0])
             first = f"({cxx(stmt.coords[0].index, environment)}) * {rows}"
-            if self.plan.problem.page:
-                source = self._paged(tensor.name, first, rows)
-            else:
-                source = Source(
-                    f"g{tensor.name}", first, f"{tensor.name}_stride_s", "", "keys", ""
-                )
+            source = self._keys(tensor.name, first, rows)
         self.target.define_copy(self.out, buffer, self.decode.threads, source)
 
     def _packed(self, name: str) -> Gathered:
@@ -56,28 +52,34 @@ class DecodeStatements(Statements):
             (
                 "int const packed = row0 + row;",
                 "bool const valid = packed < rows;",
-                f"auto const from = g{name} + packed / group * {name}_stride_s "
-                f"+ packed % group * {name}_stride_h + chunk * 8;",
+                f"auto const start = g{name} + {packed_row(name, 'packed', 'batch')} + chunk * 8;",
             ),
         )
 
-    def _paged(self, name: str, first: str, rows: int) -> Gathered:
-        """Key j is row j % page of page table[j / page]; a tile in one page looks it up once."""
+    def _keys(self, name: str, first: str, rows: int) -> Gathered:
+        """Key j is row j of its sequence, or row j % page of page table[j / page].
+
+        A tile that lies in one page looks it up once. Rows past the sequence's end are zero,
+        whatever memory holds there.
+        """
         page = self.plan.problem.page
         key = f"uint32_t const key = {first} + row;"
         valid = "bool const valid = key < uint32_t(keys);"
-        at = f"g{name} + {{page}} * {name}_stride_b + key % {page} * {name}_stride_s + chunk * 8"
-        lookup = f"int64_t const page = {{guard}} ? __ldg(table + {{key}} / {page}) : 0;"
-        start = f"auto const from = {at.format(page='page')};"
+        if not page:
+            at = f"int64_t(key) * {name}_stride_s"
+            return Gathered((), (key, valid, f"auto const start = g{name} + {at} + chunk * 8;"))
+        at = f"page * {name}_stride_b + key % {page} * {name}_stride_s"
+        start = f"auto const start = g{name} + {at} + chunk * 8;"
+        lookup = "int64_t const page = {guard} ? __ldg(table + {key}) : 0;"
         if page % rows == 0:
-            one = lookup.format(guard=f"{first} < keys", key=f"({first})")
+            one = lookup.format(guard=f"{first} < keys", key=f"uint32_t({first}) / {page}")
             return Gathered((one,), (key, valid, start))
-        return Gathered((), (key, valid, lookup.format(guard="valid", key="key"), start))
+        return Gathered((), (key, valid, lookup.format(guard="valid", key=f"key / {page}"), start))
 
     # ---- loop and masks --------------------------------------------------------------------------
 
     def bounds(self) -> None:
-        """Declare the split's tiles: `i_lo`, `i_hi`, and `i_full`, below which no mask is needed."""
+        """Declare the split's tiles: `i_lo`, `i_hi`, and `i_full`, below which all are seen."""
         out, loop = self.out, self.decode.loop
         var, columns = loop.var, loop.columns
         whole = "keys"
@@ -114,16 +116,19 @@ class DecodeStatements(Statements):
         if self.decode.shared:
             first += f" + column_warp * {fragment.columns}"
         last = "keys - 1"
-        with out.block("" if always else f"if ({var} >= {var}_full)"):
-            with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
-                if mask.causal:
-                    row = element_row(fragment.rows_per_warp, "row0")
-                    out.line(f"int const row = {row};")
-                    last = "min(keys - 1, row / group + diagonal)"
-                out.line(f"int const last = {last} - ({first});")
-                with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
-                    score = f"{mask.scores}[m][n][r * 2 + c]"
-                    out.line(f"if (n * 8 + c > last) {score} = {mask.fill};")
+        with (
+            out.block("" if always else f"if ({var} >= {var}_full)"),
+            out.unrolled("m", fragment.m_atoms),
+            out.unrolled("r", 2),
+        ):
+            if mask.causal:
+                row = element_row(fragment.rows_per_warp, "row0")
+                out.line(f"int const row = {row};")
+                last = "min(keys - 1, row / group + diagonal)"
+            out.line(f"int const last = {last} - ({first});")
+            with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
+                score = f"{mask.scores}[m][n][r * 2 + c]"
+                out.line(f"if (n * 8 + c > last) {score} = {mask.fill};")
 
     # ---- results ---------------------------------------------------------------------------------
 
@@ -132,7 +137,9 @@ class DecodeStatements(Statements):
         tensor, out = tensor_of(self.plan, stmt), self.out
         comment(out, stmt)
         if not tensor.workspace:
-            raise PlanError(f"{tensor.name} is no workspace; a decode kernel stores partial results")
+            raise PlanError(
+                f"{tensor.name} is no workspace; a decode kernel stores partial results"
+            )
         if stmt.name in self.plan.row_vectors:
             self._store_vector(stmt.name, tensor)
             return
@@ -145,15 +152,16 @@ class DecodeStatements(Statements):
             out.line(f"int const row = {element_row(fragment.rows_per_warp, 'row0')};")
             low, high = (f"{stmt.name}[m][n][r * 2 + {c}]" for c in (0, 1))
             with out.block("if (row < rows && splits == 1)"):
-                out.line(
-                    f"auto const to = g{OUT} + batch * {OUT}_stride_b + row / group * {OUT}_stride_s"
-                )
-                out.line(f"    + (kv_head * group + row % group) * {OUT}_stride_h + {column};")
+                whole = self.decode.output
+                out.line(f"auto const to = g{whole} + {packed_row(whole, 'row', 'batch')}")
+                out.line(f"    + {column};")
                 with out.unrolled("n", fragment.n_atoms):
                     value = f"pack({low}, {high})"
                     out.line(f"*reinterpret_cast<uint32_t*>(to + n * 8) = {value};")
             with out.block("else if (row < rows)"):
-                out.line(f"auto const to = g{tensor.name} + (own_row0 + row) * {columns} + {column};")
+                out.line(
+                    f"auto const to = g{tensor.name} + (own_row0 + row) * {columns} + {column};"
+                )
                 with out.unrolled("n", fragment.n_atoms):
                     out.line(f"*reinterpret_cast<float2*>(to + n * 8) = {{{low}, {high}}};")
 

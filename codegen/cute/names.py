@@ -42,7 +42,8 @@ def safe(
 ) -> ast.Program:
     """Return the program with colliding names changed.
 
-    `words` and `suffixes` are those of a frame that uses more than the common ones. Raises PlanError where the name is a launch argument: a tensor's or a run-time scalar's.
+    `words` and `suffixes` are those of a frame that uses more than the common ones. Raises
+    PlanError where the name is a launch argument: a tensor's or a run-time scalar's.
     """
     reserved, derived = RESERVED | words, DERIVED + suffixes
     for scalar in program.scalars:

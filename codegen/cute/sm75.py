@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from codegen.cute.copies import Gathered, Source, chunk_count, chunk_loop, declare_lanes, stage_offset
+from codegen.cute.copies import (
+    Source,
+    chunk_count,
+    chunk_loop,
+    declare_lanes,
+    stage_offset,
+)
 from codegen.cute.plan import Buffer
+from codegen.cute.row_copies import Gathered
 from codegen.cute.target import BARRIER, COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
 from codegen.cute.writer import Writer
 from space.variant import DType
@@ -40,7 +47,9 @@ class Sm75:
                 out.line("SM75_16x8x8_F32F16F16F32_TN::fma(c[0], c[1], c[2], c[3],")
                 out.line(f"    a[{low}], a[{low + 1}], {b}, c[0], c[1], c[2], c[3]);")
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         """Define `load_X(index)`, global to registers, and `store_X(index)`, from there on."""
         name = buffer.name
         declare_lanes(out, buffer, threads)

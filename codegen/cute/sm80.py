@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from codegen.cute.copies import Gathered, Source, chunk_loop, declare_lanes, stage_offset
+from codegen.cute.copies import Source, chunk_loop, declare_lanes, stage_offset
 from codegen.cute.plan import Buffer
+from codegen.cute.row_copies import Gathered
 from codegen.cute.target import BARRIER, COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
 from codegen.cute.writer import Writer
 from space.variant import DType
@@ -44,7 +45,9 @@ class Sm80:
             out.line(f"SM80_16x8x8_F32{atom}F32_TN::fma(c[0], c[1], c[2], c[3],")
             out.line("    a[0], a[1], b, c[0], c[1], c[2], c[3]);")
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         """Define `copy_X(index)`, which starts cp.async of a tile; rows past the end are zero."""
         declare_lanes(out, buffer, threads)
         with out.block(f"auto copy_{buffer.name} = [&](int index)", "};"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from codegen.cute.copies import Gathered, Source
+from codegen.cute.copies import Source
 from codegen.cute.plan import Buffer
+from codegen.cute.row_copies import Gathered
 from codegen.cute.writer import Writer
 from space.variant import DType
 
@@ -24,7 +25,9 @@ class Target(Protocol):
     def prelude(self, out: Writer, dtype: DType) -> None:
         """Write the includes and the device functions that the statements call."""
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         """Define how `buffer` is filled: the lambdas `issue` and `land` call."""
 
     def issue(self, buffer: Buffer, index: str) -> str:

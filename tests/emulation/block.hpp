@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -54,9 +52,11 @@ static bool copies_land_late;
 static struct { int x; } blockIdx, gridDim;
 static struct { struct { operator int() const { return self->id; } } x; } threadIdx;
 
-[[noreturn]] static void fail(char const* what) {
-  std::fprintf(stderr, "%s, thread %d of block %d\n", what, self->id, blockIdx.x);
-  std::abort();
+static char const* fault;  // what ended the launch
+
+static void fail(char const* what) {
+  fault = what;
+  for (;;) swapcontext(&self->context, &scheduler);  // which goes on with no thread
 }
 static bool meet(Meeting& m, int count, bool vote = false) {
   int const round = m.round;
@@ -75,10 +75,7 @@ static bool meet(Meeting& m, int count, bool vote = false) {
 static Meeting& own_warp() { return warp_meetings[self->id / kWarp]; }
 
 inline void __syncthreads() { meet(block_meeting, int(threads.size())); }
-inline bool __syncthreads_or(bool vote) {
-  bool const any = meet(block_meeting, int(threads.size()), vote);
-  return any;
-}
+inline bool __syncthreads_or(bool vote) { return meet(block_meeting, int(threads.size()), vote); }
 inline void __syncwarp() { meet(own_warp(), kWarp); }
 inline bool __any_sync(unsigned, bool vote) { return meet(own_warp(), kWarp, vote); }
 
@@ -247,21 +244,24 @@ static void run_block(std::vector<std::vector<char>>& stacks, bool backwards) {
     thread.context.uc_stack.ss_size = stacks[t].size();
     makecontext(&thread.context, run_thread, 0);
   }
-  for (int left = count; left;) {
-    left = 0;
+  for (int left = count, idle = 0; left;) {
     int const rounds = block_meeting.round;
-    int moved = 0;
+    bool moved = false;
+    left = 0;
     for (int k = 0; k < count; ++k) {
       self = &threads[backwards ? count - 1 - k : k];
       if (self->done) continue;
-      auto const before = own_warp().round;
+      int const before = own_warp().round;
       swapcontext(&scheduler, &self->context);
+      if (fault != nullptr) return;
       left += !self->done;
-      moved += self->done || own_warp().round != before;
+      moved |= self->done || own_warp().round != before;
     }
-    static int idle;
     idle = moved || block_meeting.round != rounds ? 0 : idle + 1;
-    if (idle > 4) fail("threads wait for others that have ended or wait elsewhere");
+    if (idle > 2) {
+      fault = "threads wait for others that have ended or wait elsewhere";
+      return;
+    }
   }
 }
 
@@ -269,11 +269,16 @@ template <class... A, size_t... I>
 void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
   kernel(*static_cast<A*>(args[I])...);
 }
+// Returns what went wrong, or null.
 template <class... A>
-void launch(void (*kernel)(A...), int grid, int block, void** args, bool late, bool backwards) {
+char const* launch(
+    void (*kernel)(A...), int grid, int block, void** args, bool late, bool backwards) {
   kernel_call = [=] { call(kernel, args, std::index_sequence_for<A...>{}); };
   copies_land_late = late;
   gridDim.x = grid;
+  fault = nullptr;
   std::vector<std::vector<char>> stacks(block, std::vector<char>(kStackBytes));
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) run_block(stacks, backwards);
+  for (blockIdx.x = 0; blockIdx.x < grid && fault == nullptr; ++blockIdx.x)
+    run_block(stacks, backwards);
+  return fault;
 }

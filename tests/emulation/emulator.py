@@ -28,8 +28,9 @@ def _library(kernels: str, entries: tuple[str, ...], dtype: DType) -> ctypes.CDL
     lines += [f'#include "{HEADER}"', kernels]
     for entry in entries:
         lines += [
-            f'extern "C" void run_{entry}(int grid, int block, void** a, bool late, bool back) {{',
-            f"  launch({entry}, grid, block, a, late, back);",
+            f'extern "C" char const* run_{entry}(',
+            "    int grid, int block, void** args, bool late, bool backwards) {",
+            f"  return launch({entry}, grid, block, args, late, backwards);",
             "}",
         ]
     folder = Path(tempfile.mkdtemp(prefix="emulated-"))
@@ -99,4 +100,7 @@ class Emulator:
                     raise AssertionError(f"no emulation of a {arg.kind}")
         grid = math.prod(-(-lengths[a.length] // a.tile) for a in x.grid)
         args = (ctypes.c_void_p * len(held))(*(ctypes.addressof(v) for v in held))
-        getattr(self.library, f"run_{x.entry}")(grid, x.threads, args, *self.order)
+        run = getattr(self.library, f"run_{x.entry}")
+        run.restype = ctypes.c_char_p
+        fault = run(grid, x.threads, args, *self.order)
+        assert fault is None, f"{x.entry}: {fault.decode()}"

@@ -28,7 +28,7 @@ DECODE_MMA_PARAMS = (
 )
 
 #: registers beside the tiles: addresses, bounds, strides
-SPARE_REGISTERS = 40
+SPARE_REGISTERS = 48
 
 
 def mma_decode_space(problem: Problem, gpu: GpuSpec) -> Space:

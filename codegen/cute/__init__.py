@@ -74,7 +74,12 @@ def _translate_decode(program: Program, problem: Problem, gpu: GpuSpec) -> Kerne
     if len(outputs) != 1:
         raise PlanError(f"a decode program writes one output, not {len(outputs)}")
     plan = plan_decode(program, problem, gpu, outputs[0])
-    combine = plan_pointwise(last, used_scalars(program, last), dependent=True)
+    combine = plan_pointwise(
+        last,
+        used_scalars(program, last),
+        dependent=True,
+        groups=program.param("combine_groups", 1),
+    )
     out = Writer()
     out.line(f"// {problem.key} for {gpu.arch}")
     out.line("// " + " ".join(f"{k}={v}" for k, v in program.params))

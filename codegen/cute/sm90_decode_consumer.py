@@ -19,8 +19,8 @@ from codegen.tl import ast
 from space.constraints import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS, panels
 
-#: lets the kernel behind be scheduled. Not at the start, nor before the end of a block that fills an
-#: SM: its blocks would go to the few SMs that have room, and wait there for one another
+#: lets the kernel behind be scheduled. Not at the start, nor before the end of a block that fills
+#: an SM: its blocks would go to the few SMs that have room, and wait there for one another
 START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
 #: named barriers of the exchange of P, and of the loading warp's word that its barriers are there
 P_FULL, P_EMPTY, BARRIERS_MADE = 3, 4, 5

@@ -13,6 +13,7 @@ def _row(rows: int, keys: int, warps: int, columns: int, stages: int, **others: 
     return {
         "BM": rows, "BN": keys, "warps": warps, "column_warps": columns, "stages": stages,
         "q_in_registers": 1, "rescale_threshold": 8, "split_blocks": 2, "min_split_tiles": 1,
+        "combine_groups": 4,
         **others,
     }  # fmt: skip
 

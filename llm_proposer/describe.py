@@ -25,6 +25,7 @@ RULES = {
     "fits_smem": "the tiles fit the shared memory of a block",
     "fits_registers": "accumulators fit the registers of a thread",
     "fits_sm": "blocks_per_sm blocks fit the shared memory, threads and registers of an SM",
+    "fits_combine": "combine_groups * Dv / 4 threads fit a block",
     "warp_grid": "column_warps divides warps; BM * column_warps / warps is 16, 32 or 64",
     "columns_shared": "BN and V's head dim are multiples of 8 * column_warps; of swizzle and the "
     "bytes of V's row for each column warp one divides the other",

@@ -8,6 +8,7 @@ tile's keys in Q.K^T and shares of V's columns in P.V; P and the row maxima meet
 from __future__ import annotations
 
 from space.constraint import Constraint
+from space.decode import fits_combine
 from space.gpu import GpuSpec
 from space.params import Param, Point, Space
 from space.tiles import CHUNK_BYTES, MMA_M, MMA_N, WARP, row_pitch_bytes
@@ -25,6 +26,7 @@ DECODE_MMA_PARAMS = (
     Param("blocks_per_sm", (1, 2, 3, 4), "resident blocks the compiler aims at"),
     Param("split_blocks", (1, 2, 3, 4), "blocks for each SM that the keys are split to give"),
     Param("min_split_tiles", (1, 2, 4), "key tiles of a split at least"),
+    Param("combine_groups", (1, 4, 8, 16), "groups of threads that share the splits of a row"),
 )
 
 #: registers beside the tiles: addresses, bounds, strides
@@ -157,4 +159,5 @@ DECODE_MMA_CONSTRAINTS = (
     Constraint("fits_smem", _fits_smem),
     Constraint("fits_registers", _fits_registers),
     Constraint("fits_sm", _fits_sm),
+    Constraint("fits_combine", fits_combine),
 )

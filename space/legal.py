@@ -20,6 +20,7 @@ DECISIVE = frozenset(
         "BN",
         "warps",
         "column_warps",
+        "combine_groups",
         "stages",
         "swizzle",
         "q_in_registers",

@@ -33,19 +33,23 @@ def emit_partial(plan: DecodePlan, target: Target, out: Writer) -> None:
     for k, part in enumerate(parts):
         out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
     with out.block(")"):
-        if base.sm >= 90:
-            out.line(START_KERNEL_BEHIND)
         _position(plan, out)
         statements = DecodeStatements(plan, target, out)
         statements.declare()
         statements.declare_diagonal()
         statements.bounds()
         _Loop(plan, target, out, statements).emit()
+        # tiles of a latent cache fill an SM
+        start_at_end = base.problem.latent
+        if base.sm >= 90 and not start_at_end:
+            out.line(START_KERNEL_BEHIND)
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy) and stmt.dst is ast.Memory.GLOBAL:
                 statements.store(stmt)
             else:
                 statements.emit(stmt, inside=None)
+        if base.sm >= 90 and start_at_end:
+            out.line(START_KERNEL_BEHIND)
 
 
 def _parameter(kernel: ast.Kernel, arg: Arg) -> str:

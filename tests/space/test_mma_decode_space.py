@@ -17,7 +17,7 @@ POINT = Point.of(
     {
         "BM": 16, "BN": 32, "warps": 4, "column_warps": 4, "stages": 2, "swizzle": 128,
         "q_in_registers": 0, "rescale_threshold": 8, "blocks_per_sm": 1, "split_blocks": 1,
-        "min_split_tiles": 1,
+        "min_split_tiles": 1, "combine_groups": 4,
     }
 )  # fmt: skip
 
@@ -54,6 +54,7 @@ def test_shared_memory_of_a_latent_tile_counts_it_once() -> None:
         ("l40s", MLA, {"BN": 64}, "fits_smem"),
         ("a100", MLA, {"warps": 2, "column_warps": 2, "q_in_registers": 1}, "fits_registers"),
         ("l40s", MLA, {"blocks_per_sm": 2}, "fits_sm"),
+        ("l40s", MLA, {"combine_groups": 16}, "fits_combine"),
     ],
 )  # fmt: skip
 def test_a_point_that_does_not_fit_is_named(

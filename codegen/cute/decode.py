@@ -141,8 +141,8 @@ class _Loop:
         elif not self.target.asynchronous and not base.q_overlaps:
             self.target.land(out, (rows,), "0", 0)
         comment(out, ast.For(loop.var, loop.lo, loop.hi, loop.body))
-        with out.block(f"for (int {loop.var} = {loop.var}_lo; {loop.var} < {loop.var}_hi; "
-                       f"++{loop.var})"):  # fmt: skip
+        var = loop.var
+        with out.block(f"for (int {var} = {var}_lo; {var} < {var}_hi; ++{var})"):
             self._body()
 
     def _hold_rows(self, rows: Buffer, pending: int) -> None:
@@ -152,7 +152,7 @@ class _Loop:
 
     def _body(self) -> None:
         """Write one iteration."""
-        loop, statements, out = self.loop, self.statements, self.out
+        loop, statements = self.loop, self.statements
         points = {p.at: p for p in self.pipeline.points}
         masks = {m.at: m for m in loop.masks}
         for at in range(len(loop.body) + 1):
@@ -169,7 +169,7 @@ class _Loop:
             if self._exchange(stmt):
                 continue
             statements.emit(stmt, inside=loop)
-        assert not self.voting, out
+        assert not self.voting
 
     def _exchange(self, stmt: ast.Stmt) -> bool:
         """Write a statement in which warps of the same rows agree; False for the others."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from codegen.kernel import Resources
 from space.params import Point
-from space.variant import DType, Problem, Shape
+from space.variant import DType, Phase, Problem, Shape
 
 
 class TrialClass(StrEnum):
@@ -127,6 +127,9 @@ class RunSpec:
     model: str = ""
     #: which proposers a comparison allows this run: llm, search, assisted, random; all when empty
     arm: str = ""
+    phase: Phase = Phase.PREFILL
+    #: page size of a decode run's cache in keys, 0 for a cache in one piece
+    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)

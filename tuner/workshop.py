@@ -25,7 +25,7 @@ from runs.record import (
 )
 from runs.store import RunStore
 from space.gpu import GpuSpec
-from space.variant import Problem, Shape, flops, problems_of
+from space.variant import Problem, Shape, flops
 from tuner.devices import device_names
 from tuner.drift import DriftWatch
 from tuner.errors import MachineError
@@ -34,6 +34,7 @@ from tuner.evaluate.model import predict
 from tuner.finish import Contender, PeerTimes, contenders, rejection
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob, Reading
 from tuner.lanes import Candidate
+from tuner.phases import problems_in
 from tuner.pools import CompilePool, Compiles, GpuPool, Judges
 from tuner.session import Machine, Workshop
 from tuner.worker import JobFailed, WorkerLost, WorkerUnavailable
@@ -285,8 +286,7 @@ class DeviceWorkshop:
 
 
 def _shapes_by_problem(spec: RunSpec) -> list[tuple[Problem, tuple[Shape, ...]]]:
-    problems = problems_of(spec.variant, spec.dtype, spec.shapes)
-    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems]
+    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems_in(spec)]
 
 
 def _loaded(store: RunStore, contenders: Sequence[Contender]) -> tuple[Entry, ...]:

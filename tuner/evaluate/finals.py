@@ -68,7 +68,7 @@ def run_finals(
     finalists: list[Finalist] = []
     absent: list[Absent] = []
     readings: list[Reading] = []
-    arena = judge.arena(shapes, problem.dtype, seed)
+    arena = judge.arena(shapes, problem.dtype, seed, problem.page)
     for shape in shapes:
         bay = arena.bay(shape)
         ours: dict[str, Launcher] = {}
@@ -136,7 +136,7 @@ def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
     if (wrong := check_whole(bay.exams[-1])) is not None:
         return wrong
     inputs = bay.slots[0]
-    launch = kernel.prepare(*inputs.tensors, bay.output.tensor, inputs.scale)
+    launch = inputs.given_to(kernel.prepare, bay.output.tensor)
     name = f"timed shape {bay.shape.key}"
     aside = check_stream(launch, clock, name)
     if aside is None and (left := clock.tampered()) is not None:

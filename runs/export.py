@@ -36,8 +36,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 FILES = {
     "package.py": "__init__.py",
     "attention.py": "attention.py",
+    "cache.py": "cache.py",
     "checks.py": "checks.py",
+    "description.py": "description.py",
     "launch.py": "launch.py",
+    "lengths.py": "lengths.py",
     "tensor_map.py": "tensor_map.py",
     "manifest.py": "manifest.py",
 }

@@ -27,10 +27,12 @@ from space.constraints import (
     row_pitch_bytes,
     smem_bytes,
 )
+from space.decode import decode_threads
 from space.gpu import GpuSpec
 from space.hopper import WARPGROUP_ROWS
 from space.params import Point
-from space.variant import Problem, Shape
+from space.variant import Phase, Problem, Shape
+from tuner.evaluate import decode_model
 from tuner.evaluate.waves import dram_bytes, finish_us, key_tiles, launch_order
 
 SMEM_BYTES_PER_CLOCK = 128  #: what one SM reads from or writes to shared memory
@@ -137,13 +139,20 @@ def coefficients(point: Point) -> Coefficients:
 def predict(candidate: Candidate, shape: Shape, gpu: GpuSpec) -> Timing:
     """Return the predicted time of `candidate`; the interval is the model's own error."""
     us = predict_us(candidate, shape, gpu)
-    return Timing(shape, us, us * (1 - SPREAD), us * (1 + SPREAD), 0, Basis.PREDICTED)
+    decode = candidate.problem.phase is Phase.DECODE
+    spread = decode_model.SPREAD if decode else SPREAD
+    return Timing(shape, us, us * (1 - spread), us * (1 + spread), 0, Basis.PREDICTED)
 
 
 def predict_us(
     candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients | None = None
 ) -> float:
     """Return predicted microseconds: launch plus SMs and memories, the slowest above all."""
+    if candidate.problem.phase is Phase.DECODE:
+        return decode_model.decode_us(
+            candidate.point, shape, candidate.problem.dtype, gpu,
+            resident_blocks(candidate, gpu), not is_hopper(candidate.point),
+        )  # fmt: skip
     fit = fit or coefficients(candidate.point)
     blocks = shape.batch * shape.heads * -(-shape.seqlen_q // candidate.point["BM"])
     resident = min(resident_blocks(candidate, gpu), -(-blocks // gpu.num_sms))
@@ -169,6 +178,8 @@ def resident_blocks(candidate: Candidate, gpu: GpuSpec) -> int:
 
 def block_warps(point: Point) -> int:
     """Return the warps of a block, a Hopper block's producer included."""
+    if is_hopper(point) and "split_blocks" in dict(point.items):
+        return decode_threads(point["consumer_warpgroups"]) // WARP
     return 4 * (point["consumer_warpgroups"] + 1) if is_hopper(point) else point["warps"]
 
 

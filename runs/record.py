@@ -63,6 +63,8 @@ class Timing:
     high_us: float
     samples: int
     basis: Basis
+    #: how many splits of the keys a decode kernel ran with on this shape
+    splits: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class RunSpec:
     #: which proposers a comparison allows this run: llm, search, assisted, random; all when empty
     arm: str = ""
     phase: Phase = Phase.PREFILL
-    #: page size of a decode run's cache in keys, 0 for a cache in one piece
+    #: keys in a page of the cache of a decode run, 0 for a cache in one piece
     page: int = 0
 
 

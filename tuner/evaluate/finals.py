@@ -45,6 +45,7 @@ def run_finals(
     Device faults are raised.
     """
     kernels: dict[int, Kernel] = {}
+    sources = {entry.trial: entry.source for entry in entries}
     rejected: list[tuple[int, Rejected]] = []
     checks = (
         *trial_checks(problem),
@@ -95,7 +96,10 @@ def run_finals(
                 if impossible is not None:
                     rejected.append((trial, impossible))
                     continue
-            finalists.append(Finalist(shape, trial, name, sample.timing(shape)))
+            splits = 1
+            if trial is not None:
+                splits = judge.splits_on(sources[trial], shape, problem.page)
+            finalists.append(Finalist(shape, trial, name, sample.timing(shape, splits)))
     for kernel in kernels.values():
         kernel.unload()
     return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected), readings=tuple(readings))

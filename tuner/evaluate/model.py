@@ -141,7 +141,9 @@ def predict(candidate: Candidate, shape: Shape, gpu: GpuSpec) -> Timing:
     us = predict_us(candidate, shape, gpu)
     decode = candidate.problem.phase is Phase.DECODE
     spread = decode_model.SPREAD if decode else SPREAD
-    return Timing(shape, us, us * (1 - spread), us * (1 + spread), 0, Basis.PREDICTED)
+    splits = decode_model.splits_of(candidate.point, shape, gpu) if decode else 1
+    low, high = us * (1 - spread), us * (1 + spread)
+    return Timing(shape, us, low, high, 0, Basis.PREDICTED, splits)
 
 
 def predict_us(

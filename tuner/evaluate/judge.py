@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -27,6 +28,7 @@ from tuner.evaluate.clock import Clock
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import LaunchError, Prepare
 from tuner.evaluate.output import same_bits
+from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import (
     TRIAL_PLAN,
     Plan,
@@ -100,6 +102,10 @@ class Judge:
             return checked
         outcome = self._time(kernel.prepare, problem, shapes, seed, best_us, checked)
         kernel.unload()  # not in a finally: after a device fault there is nothing to free
+        if isinstance(outcome, Measured):
+            sms = multiprocessors(self.device, self.gpu)
+            timings = tuple(with_splits(t, source, sms) for t in outcome.timings)
+            return replace(outcome, timings=timings)
         return outcome
 
     def check(

@@ -17,6 +17,7 @@ from tuner.evaluate.conditions import Conditions
 from tuner.evaluate.judge import COOL_S, COOL_TRIES, MANY_REPEATS, Judge, Kernel, ask
 from tuner.evaluate.launch import LaunchError
 from tuner.evaluate.peers import Make, PeerAbsent, Run, start
+from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import SHORT_US, Sample, check_possible, check_stream, summarise
 from tuner.evaluate.verify import check_whole, compare
 from tuner.job import Absent, Entry, FinalsResult, Reading
@@ -46,6 +47,7 @@ def run_finals(
     """
     kernels: dict[int, Kernel] = {}
     sources = {entry.trial: entry.source for entry in entries}
+    sms = multiprocessors(judge.device, judge.gpu)
     rejected: list[tuple[int, Rejected]] = []
     checks = (
         *trial_checks(problem),
@@ -96,10 +98,10 @@ def run_finals(
                 if impossible is not None:
                     rejected.append((trial, impossible))
                     continue
-            splits = 1
+            timing = sample.timing(shape)
             if trial is not None:
-                splits = judge.splits_on(sources[trial], shape, problem.page)
-            finalists.append(Finalist(shape, trial, name, sample.timing(shape, splits)))
+                timing = with_splits(timing, sources[trial], sms)
+            finalists.append(Finalist(shape, trial, name, timing))
     for kernel in kernels.values():
         kernel.unload()
     return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected), readings=tuple(readings))

@@ -26,8 +26,9 @@ from tuner.evaluate.checks import (
 )
 from tuner.evaluate.clock import Clock
 from tuner.evaluate.inputs import Check, make
-from tuner.evaluate.launch import LaunchError, Prepare, splits_on
+from tuner.evaluate.launch import LaunchError, Prepare
 from tuner.evaluate.output import same_bits
+from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import (
     TRIAL_PLAN,
     Plan,
@@ -101,9 +102,11 @@ class Judge:
             kernel.unload()
             return checked
         outcome = self._time(kernel.prepare, problem, shapes, seed, best_us, checked)
-        if isinstance(outcome, Measured):
-            outcome = self._with_splits(outcome, source, problem.page)
         kernel.unload()  # not in a finally: after a device fault there is nothing to free
+        if isinstance(outcome, Measured):
+            sms = multiprocessors(self.device, self.gpu)
+            timings = tuple(with_splits(t, source, sms) for t in outcome.timings)
+            return replace(outcome, timings=timings)
         return outcome
 
     def check(
@@ -200,19 +203,6 @@ class Judge:
             if impossible is not None:
                 return impossible
         return sample.timing(bay.shape), max(launched, again)
-
-    def _with_splits(self, outcome: Measured, source: KernelSource, page: int) -> Measured:
-        timings = tuple(
-            replace(t, splits=self.splits_on(source, t.shape, page)) for t in outcome.timings
-        )
-        return replace(outcome, timings=timings)
-
-    def splits_on(self, source: KernelSource, shape: Shape, page: int) -> int:
-        """Return how many splits a kernel gives the keys of `shape` on this device."""
-        if source.splits is None:
-            return 1
-        properties = torch.cuda.get_device_properties(self.device)
-        return splits_on(source, shape, page, properties.multi_processor_count)
 
     def _sample(self, take: Callable[[], Sample]) -> Sample:
         """Take a sample, again after a pause when the card was too hot for it."""

@@ -10,7 +10,6 @@ import torch
 from codegen.kernel import ArgKind, KernelSource
 from runs.templates import cache
 from runs.templates import launch as driver
-from space.variant import Shape
 
 Launcher = Callable[[], None]
 #: prepare(q, k, v, out, scale) packs the arguments once; the result starts the kernel, no wait.
@@ -118,15 +117,6 @@ class LoadedKernel:
                 cache.check_latent(k, v)
         except ValueError as fault:
             raise LaunchError(str(fault)) from None
-
-
-def splits_on(source: KernelSource, shape: Shape, page: int, num_sms: int) -> int:
-    """Return how many splits a kernel gives the keys of `shape`; 1 where it splits none."""
-    if source.splits is None:
-        return 1
-    keys = -(-shape.seqlen_k // page) * page if page else shape.seqlen_k
-    lengths = driver.problem_lengths(shape.batch, shape.heads, shape.kv_heads, shape.seqlen_q, keys)
-    return driver.split_count(source.splits, lengths, num_sms)
 
 
 def _nothing() -> None:

@@ -47,11 +47,9 @@ class Sample:
     high_us: float
     count: int
 
-    def timing(self, shape: Shape, splits: int = 1) -> Timing:
-        """Return the record of this sample of a kernel that split the keys so often."""
-        return Timing(
-            shape, self.median_us, self.low_us, self.high_us, self.count, Basis.MEASURED, splits
-        )
+    def timing(self, shape: Shape) -> Timing:
+        """Return the record of this sample."""
+        return Timing(shape, self.median_us, self.low_us, self.high_us, self.count, Basis.MEASURED)
 
 
 def summarise(times_us: Sequence[float]) -> Sample:

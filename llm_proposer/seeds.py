@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from llm_proposer.decode_seeds import mma_decode_rows
 from space.constraints import violated
 from space.gpu import GpuSpec
 from space.params import Param, Point, Space
@@ -177,6 +178,8 @@ def _for_causal(row: Row) -> Row:
 
 
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:
+    if "column_warps" in space.names:
+        return mma_decode_rows(problem)
     if "consumer_warpgroups" in space.names:
         table = HOPPER
     else:
@@ -202,6 +205,7 @@ _CONCESSIONS = (
     "overlap",
     "BM",
     "warps",
+    "column_warps",
     "consumer_warpgroups",
     "persistent",
     "swizzle",

@@ -11,7 +11,7 @@ from space.constraints import Census, violated
 from space.gpu import GpuSpec
 from space.hopper import WARPGROUP_ROWS
 from space.params import Point, Space
-from space.variant import DType, Problem
+from space.variant import DType, Phase, Problem
 
 #: The parameters that some constraint reads; the others are legal at every choice.
 DECISIVE = frozenset(
@@ -19,6 +19,7 @@ DECISIVE = frozenset(
         "BM",
         "BN",
         "warps",
+        "column_warps",
         "stages",
         "swizzle",
         "q_in_registers",
@@ -86,21 +87,23 @@ class LegalPoints:
 def legal_points(problem: Problem, gpu: GpuSpec, space: Space) -> LegalPoints:
     """Judge every choice of the decisive parameters once, and count the points by verdict."""
     rest = _fillings(space).size()
-    cores, pruned = _judged(problem.head_dim, problem.head_dim_v, _limits(gpu), _decisive(space))
+    cores, pruned = _judged(
+        problem.head_dim, problem.head_dim_v, problem.phase, _limits(gpu), _decisive(space)
+    )
     counts = tuple((name, n * rest) for name, n in pruned)
     return LegalPoints(problem, gpu, space, cores, Census(len(cores) * rest, space.size(), counts))
 
 
 @functools.lru_cache(maxsize=64)
 def _judged(
-    head_dim: int, head_dim_v: int, gpu: GpuSpec, decisive: Space
+    head_dim: int, head_dim_v: int, phase: Phase, gpu: GpuSpec, decisive: Space
 ) -> tuple[tuple[Point, ...], tuple[tuple[str, int], ...]]:
     """Return the legal points of the decisive parameters and counts of the others by reason.
 
     Legality follows from head dims, tiles and the card's limits; variant, mask, which 16-bit type
     and the card's rates do not matter.
     """
-    problem = Problem("", DType.FP16, head_dim, head_dim_v, False)
+    problem = Problem("", DType.FP16, head_dim, head_dim_v, False, phase)
     cores = []
     pruned: dict[str, int] = {}
     parts = _parts(decisive)

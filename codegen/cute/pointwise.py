@@ -22,6 +22,8 @@ WIDTH = 4  #: columns of a thread
 THREADS = 128  #: of a block, unless a row takes more
 UNROLL = 16  #: steps of a loop whose loads are in flight together
 
+#: lets the kernel behind be scheduled; it waits itself for what this one stores
+START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
 #: waits until the kernel before has ended and its stores are visible
 WAIT_FOR_KERNEL_BEFORE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 

@@ -7,7 +7,7 @@ follower with the same place in the fragment, so that the follower rescales and 
 from __future__ import annotations
 
 from codegen.cute.plan import LoopPlan, MaskPlan
-from codegen.cute.pointwise import packed_row
+from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
 from codegen.cute.sm90 import BARRIERS_PRELUDE, WAITS_PRELUDE
 from codegen.cute.sm90_consumer import NoCopies, WgmmaStatements
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
@@ -19,14 +19,12 @@ from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.kernel import ArgKind
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS, panels
+from space.tiles import CHUNK_BYTES
 
 STEP = 16
 #: named barriers: 0 is __syncthreads; one for each warpgroup, then the two of the exchange of P
 OWN_BARRIER, P_FULL, P_EMPTY = 1, 3, 4
-#: lets the kernel behind be scheduled; it waits itself for what this one stores
-START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
 
 PRELUDE = """
 // makes plain stores to shared memory visible to wgmma

@@ -19,18 +19,12 @@ from dataclasses import dataclass
 
 from codegen.kernel import Resources
 from runs.record import Basis, Timing
-from space.constraints import (
-    MMA_M,
-    WARP,
-    is_hopper,
-    register_estimate,
-    row_pitch_bytes,
-    smem_bytes,
-)
+from space.constraints import is_hopper, register_estimate, smem_bytes
 from space.decode import decode_threads
 from space.gpu import GpuSpec
 from space.hopper import WARPGROUP_ROWS
 from space.params import Point
+from space.tiles import MMA_M, WARP, row_pitch_bytes
 from space.variant import Phase, Problem, Shape
 from tuner.evaluate import decode_model
 from tuner.evaluate.waves import dram_bytes, finish_us, key_tiles, launch_order

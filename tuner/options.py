@@ -92,7 +92,9 @@ def basis_of(measure: str, gpu: GpuSpec, devices: tuple[str, ...]) -> Basis:
 
 def check_common(options: Options) -> None:
     """Raise UsageError for what no run of this version does."""
-    page_size(phase_named(options.phase), options.page_size)
+    phase = phase_named(options.phase)
+    if options.resume is None:  # a run that goes on has its own
+        page_size(phase, options.page_size)
     _check_proposer(options)
     backend_named(options.backend)
     if options.budget is not None and options.budget < 1:

@@ -146,9 +146,7 @@ def test_the_guide_says_that_pipelines_are_not_written() -> None:
 
 
 def test_every_rule_of_the_space_has_words() -> None:
-    assert {c.name for c in (*CONSTRAINTS, *HOPPER_CONSTRAINTS, *DECODE_MMA_CONSTRAINTS)} == set(
-        RULES
-    )
+    assert {c.name for c in (*CONSTRAINTS, *HOPPER_CONSTRAINTS, *DECODE_MMA_CONSTRAINTS)} == set(RULES)
 
 
 def test_the_parameters_are_told_with_their_choices() -> None:

@@ -237,8 +237,8 @@ def test_the_same_call_gives_the_same_bits(attention: Attention) -> None:
 
 
 def test_absorbed_mla_reads_v_from_k(gpu: GpuSpec, tmp_path: Path) -> None:
-    if gpu.sm != 90:
-        pytest.skip(f"absorbed MLA is decoded on sm_90, this is sm_{gpu.sm}")
+    if gpu.sm < 80:
+        pytest.skip(f"absorbed MLA does not fit an sm_{gpu.sm}")
     attention = Attention(build(tmp_path, gpu, (LATENT,)))
     q, k, v = inputs(LATENT)
     k_pages, table = paged(k)

@@ -83,6 +83,7 @@ class _Plan(NamedTuple):
     out_shape: tuple[int, int, int, int]
     workspace: Layout
     tickets: tuple[str, ...]
+    decodes: bool
     is_latent: bool
 
 
@@ -118,12 +119,13 @@ class Attention:
         allow_untuned: bool = False,
     ) -> torch.Tensor:
         """Compute attention; what the arguments mean stands at the folder's `attention`."""
-        call = _Call(q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned)
         try:
-            plan = self._plans.get(_key(call))
+            key = _key(q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned)
+            plan = self._plans.get(key)
         except (AttributeError, TypeError):  # not tensors: the checks say so
             plan = None
         if plan is None or validate:
+            call = _Call(q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned)
             return self._first(call, workspace, validate)
         checks.check_no_grad(q, k, v)
         result = out
@@ -135,8 +137,11 @@ class Attention:
         misaligned = addresses["Q"] | addresses["K"] | addresses["V"] | addresses["O"]
         apart = plan.is_latent and addresses["K"] != addresses["V"]
         if misaligned % checks.ALIGNMENT_BYTES or apart:
+            call = _Call(q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned)
             return self._first(call, workspace, validate)
-        self._start(plan, addresses, call, workspace)
+        if plan.decodes:
+            addresses |= _cache_addresses(seqlens_k, block_table)
+        self._start(plan, addresses, q.device, workspace)
         return result
 
     def workspace_bytes(
@@ -164,23 +169,20 @@ class Attention:
         self,
         plan: _Plan,
         addresses: dict[str, int],
-        call: _Call,
+        device: torch.device,
         workspace: torch.Tensor | None,
     ) -> None:
         """Bind what is not yet in `addresses` and launch.
 
         Memory taken here is held until then: the allocator may give it away only afterwards.
         """
-        device, held = call.q.device, []
+        held = []
         wanted = plan.workspace.total
         if wanted and workspace is None:
             workspace = torch.empty(wanted, dtype=torch.uint8, device=device)
         base = 0 if workspace is None else address_of(workspace, wanted, device)
         for name, offset in plan.workspace.offsets:
             addresses[name] = base + offset
-        addresses["key_counts"] = 0 if call.seqlens_k is None else call.seqlens_k.data_ptr()
-        if call.block_table is not None:
-            addresses["pages"] = call.block_table.data_ptr()
         stream = self._cuda.stream(plan.device)
         for name in plan.tickets:
             held.append(self._ticket(name, plan.device, stream, device))
@@ -228,7 +230,7 @@ class Attention:
         if result.numel() and sizes.seqlen_k:
             entry = self._choose(call, sizes, device)
             call = _readable(call, entry)._replace(out=None if out is None else result)
-            key = _key(call)
+            key = _key(*call)
             plan = self._plans.get(key)
             if plan is None:
                 with self._cuda.use(device):
@@ -238,9 +240,9 @@ class Attention:
                 self._plans[key] = plan
             addresses = {
                 "Q": call.q.data_ptr(), "K": call.k.data_ptr(), "V": call.v.data_ptr(),
-                "O": result.data_ptr(),
+                "O": result.data_ptr(), **_cache_addresses(call.seqlens_k, call.block_table),
             }  # fmt: skip
-            self._start(plan, addresses, call, workspace)
+            self._start(plan, addresses, q.device, workspace)
         else:
             result.zero_()  # no keys: every row is 0; no rows: nothing to write
         if out is not None and result is not out:
@@ -275,7 +277,7 @@ class Attention:
         prepared = launch.prepare(module, entry.launches, tensors, lengths, {"scale": scale})
         return _Plan(
             prepared, device, sizes.out_shape, layout(entry.workspaces, lengths), tickets,
-            entry.is_latent,
+            entry.splits is not None, entry.is_latent,
         )  # fmt: skip
 
     def _lengths(self, entry: KernelEntry, sizes: checks.Sizes, device: int) -> dict[str, int]:
@@ -333,9 +335,28 @@ def _readable(call: _Call, entry: KernelEntry) -> _Call:
     return call._replace(q=checks.readable(q, broadcast), k=k, v=v)
 
 
-def _key(call: _Call) -> tuple[Any, ...]:
+def _cache_addresses(
+    seqlens_k: torch.Tensor | None, block_table: torch.Tensor | None
+) -> dict[str, int]:
+    """Return the addresses of what only kernels that decode read; 0 where there is none."""
+    return {
+        "key_counts": 0 if seqlens_k is None else seqlens_k.data_ptr(),
+        "pages": 0 if block_table is None else block_table.data_ptr(),
+    }
+
+
+def _key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    out: torch.Tensor | None,
+    seqlens_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
+    allow_untuned: bool,
+) -> tuple[Any, ...]:
     """Everything of a call that its packed launch depends on."""
-    q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned = call
     target = None if out is None else (out.shape, out.stride(), out.dtype, out.device)
     counts = None if seqlens_k is None else _layout_of(seqlens_k)
     pages = None if block_table is None else _layout_of(block_table)

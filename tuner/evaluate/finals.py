@@ -100,7 +100,7 @@ def run_finals(
                     continue
             timing = sample.timing(shape)
             if trial is not None:
-                timing = with_splits(timing, sources[trial], sms)
+                timing = with_splits(timing, sources[trial], sms, problem.page)
             finalists.append(Finalist(shape, trial, name, timing))
     for kernel in kernels.values():
         kernel.unload()

@@ -105,7 +105,7 @@ class Judge:
         kernel.unload()  # not in a finally: after a device fault there is nothing to free
         if isinstance(outcome, Measured):
             sms = multiprocessors(self.device, self.gpu)
-            timings = tuple(with_splits(t, source, sms) for t in outcome.timings)
+            timings = tuple(with_splits(t, source, sms, problem.page) for t in outcome.timings)
             return replace(outcome, timings=timings)
         return outcome
 

@@ -22,10 +22,14 @@ def multiprocessors(device: torch.device, gpu: GpuSpec | None) -> int:
     return 0 if gpu is None else gpu.num_sms
 
 
-def with_splits(timing: Timing, source: KernelSource, num_sms: int) -> Timing:
-    """Return the timing of a kernel with the splits that its rule gave the keys of the shape."""
+def with_splits(timing: Timing, source: KernelSource, num_sms: int, page: int = 0) -> Timing:
+    """Return the timing of a kernel with the splits that its rule gave the keys of the shape.
+
+    A cache in pages of `page` keys has room for whole pages.
+    """
     if source.splits is None or not num_sms:
         return timing
     s = timing.shape
-    lengths = problem_lengths(s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k)
+    keys = -(-s.seqlen_k // page) * page if page else s.seqlen_k
+    lengths = problem_lengths(s.batch, s.heads, s.kv_heads, s.seqlen_q, keys)
     return replace(timing, splits=split_count(source.splits, lengths, num_sms))

@@ -136,5 +136,7 @@ def test_times_say_how_many_splits_ran(source: KernelSource, splits: int) -> Non
     assert isinstance(outcome, Measured) and [t.splits for t in outcome.timings] == [splits]
     finals = run_finals(judge, problem, [Entry(3, source, b"", (ONE,))], (ONE,), 1, {})
     assert [f.timing.splits for f in finals.finalists] == [splits]
+    in_pages = with_splits(outcome.timings[0], source, 132, 128)
+    assert in_pages.splits == (8 if source.splits else 1)  # 100 keys lie in a page of 128
     assert with_splits(outcome.timings[0], source, 1).splits == 1  # one multiprocessor is full
     assert multiprocessors(CPU, None) == 0

@@ -162,19 +162,17 @@ Copy lse from register to global
 
 # Kernel 2: combine the splits by their log-sum-exp
 for s = 0:num_splits
+  Copy lse_s from global to register
+  Compute Max top, lse_s and get new top
+end
+for s = 0:num_splits
   Copy O_s from global to register
   Copy lse_s from global to register
-  Compute Max top, lse_s and get top_new
-  Compute Subtract top, top_new and get decay
-  Compute Exp decay
-  Compute Subtract lse_s, top_new and get w
+  Compute Subtract lse_s, top and get w
   Compute Exp w
-  Compute Multiply O, decay and get new O
   Compute Multiply O_s, w and get new O_s
   Compute Add O, O_s and get new O
-  Compute Multiply total, decay and get new total
   Compute Add total, w and get new total
-  Copy top_new to top
 end
 Compute Divide O, total and get new O
 Copy O from register to global

@@ -1,26 +1,33 @@
 """Kernels without a product, such as the one that combines splits: a thread has 4 columns of a row.
 
+The steps of a loop are shared by groups of threads. What the loop gathers, maxima and sums, the
+groups join through shared memory behind it, always in the same order.
+
 Rows are packed: row r of a plane (a KV head of one sequence) is query r / group and head
 kv_head * group + r % group. Every tile of such a kernel has the same columns, every row vector is a
-number that the threads of a row hold alike, so nothing is exchanged between threads.
+number that the threads of a row hold alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.cute.expressions import cxx
+from codegen.cute.expressions import Environment, cxx
 from codegen.cute.statements import ARITHMETIC, ELEMENTWISE, comment
 from codegen.cute.structure import loads
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis, Launch
 from codegen.tl import ast
+from codegen.tl.flow import all_written, reads, written
 from codegen.tl.printer import to_text
 
 WIDTH = 4  #: columns of a thread
-THREADS = 128  #: of a block, unless a row takes more
-UNROLL = 16  #: steps of a loop whose loads are in flight together
+THREADS = 512  #: of a block
+#: registers for what a loop loads ahead, and the most steps that are
+AHEAD_REGISTERS, AHEAD_STEPS = 20, 8
+#: what a loop may gather in a tile, and the value from which every group of threads starts
+GATHERED = {"Max": float("-inf"), "Add": 0.0}
 
 #: lets the kernel behind be scheduled; it waits itself for what this one stores
 START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
@@ -30,19 +37,24 @@ WAIT_FOR_KERNEL_BEFORE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
 @dataclass(frozen=True, slots=True)
 class PointwisePlan:
-    """One kernel: `lanes` threads share a row, a block has `rows` rows."""
+    """One kernel: a block has one row of a plane, which `groups` of `lanes` threads share."""
 
     kernel: ast.Kernel
     columns: int
     lanes: int
-    rows: int
+    groups: int
     scalars: tuple[str, ...]
     dependent: bool
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.lanes * self.rows
+        return self.lanes * self.groups
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory by which groups join one tile."""
+        return 4 * WIDTH * self.threads
 
     def is_vector(self, name: str) -> bool:
         """Whether `name` is one number a row."""
@@ -71,16 +83,16 @@ def plan_pointwise(kernel: ast.Kernel, scalars: tuple[str, ...], dependent: bool
 
 
 def launch_pointwise(plan: PointwisePlan, if_split: bool) -> Launch:
-    """How the kernel is started: a block for each `rows` rows of a plane."""
+    """How the kernel is started: a block for each row of a plane."""
     args = [Arg(ArgKind.POINTER, t.name) for t in plan.kernel.tensors]
     for t in plan.kernel.tensors:
         if not t.workspace:
             args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
     args += [Arg(ArgKind.INT, n) for n in ("rows", "group", "kv_heads", "batch", "splits")]
     args += [Arg(ArgKind.FLOAT, s) for s in plan.scalars]
-    grid = (GridAxis("rows", plan.rows), GridAxis("kv_heads", 1), GridAxis("batch", 1))
+    grid = (GridAxis("rows", 1), GridAxis("kv_heads", 1), GridAxis("batch", 1))
     return Launch(
-        plan.kernel.name, plan.threads, 0, grid, tuple(args), if_split=if_split,
+        plan.kernel.name, plan.threads, plan.smem_bytes, grid, tuple(args), if_split=if_split,
         dependent=plan.dependent,
     )  # fmt: skip
 
@@ -112,17 +124,13 @@ class _Emitter:
         for k, part in enumerate(parts):
             out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
         with out.block(")"):
-            out.line(f"int const row_blocks = ceil_div(rows, {plan.rows});")
             out.line("int const planes = kv_heads * batch;")
-            out.line("int const plane = blockIdx.x / row_blocks;")
-            out.line(
-                f"int const row = blockIdx.x % row_blocks * {plan.rows} + "
-                f"threadIdx.x / {plan.lanes};"
-            )
-            out.line(f"int const column = threadIdx.x % {plan.lanes} * {WIDTH};")
+            out.line("int const plane = blockIdx.x / rows, row = blockIdx.x % rows;")
+            out.line(f"int const group_at = threadIdx.x / {plan.lanes};")
+            out.line(f"int const lane_at = threadIdx.x % {plan.lanes}, column = lane_at * {WIDTH};")
+            self._starts()
             if plan.dependent:
                 out.line(WAIT_FOR_KERNEL_BEFORE)
-            out.line("if (row >= rows) return;")
             for tile in plan.kernel.tiles:
                 size = "" if tile.columns == 1 else f"[{WIDTH}]"
                 out.line(f"float {tile.name}{size};")
@@ -131,22 +139,103 @@ class _Emitter:
     def _body(self, body: tuple[ast.Stmt, ...]) -> None:
         out = self.out
         for stmt in body:
+            comment(out, stmt)
             if isinstance(stmt, ast.For):
-                comment(out, stmt)
-                lo, hi = cxx(stmt.lo, {}, bound=True), cxx(stmt.hi, {}, bound=True)
-                out.line(f"#pragma unroll {UNROLL}")
-                with out.block(f"for (int {stmt.var} = {lo}; {stmt.var} < {hi}; ++{stmt.var})"):
-                    self._body(stmt.body)
+                self._loop(stmt)
             else:
-                comment(out, stmt)
                 self._emit(stmt)
+
+    def _loop(self, stmt: ast.For) -> None:
+        """A loop whose loads are issued for several steps before the first is used."""
+        out, var = self.out, stmt.var
+        loaded = [s for s in stmt.body if isinstance(s, ast.Copy) and s.src is ast.Memory.GLOBAL]
+        if any(isinstance(s, ast.Copy) and s.dst is ast.Memory.GLOBAL for s in stmt.body):
+            raise PlanError(f"loop {var} of a pointwise kernel stores what a later step may load")
+        gathered = self._gathered(stmt)
+        words = sum(1 if self.plan.is_vector(s.name) else WIDTH for s in loaded)
+        steps = min(AHEAD_STEPS, AHEAD_REGISTERS // max(words, 1))
+        lo, hi = cxx(stmt.lo, {}, bound=True), cxx(stmt.hi, {}, bound=True)
+        first, groups = f"{var}_first", self.plan.groups
+        out.line("#pragma unroll 1")
+        start = f"int {first} = {lo} + group_at"
+        with out.block(f"for ({start}; {first} < {hi}; {first} += {groups * steps})"):
+            for copy in loaded:
+                wide = "" if self.plan.is_vector(copy.name) else f"[{WIDTH}]"
+                out.line(f"float {copy.name}_next[{steps}]{wide};")
+                at = self._element(copy, {var: first})
+                out.line(f"float const* {copy.name}_from = {at};")
+            with out.unrolled("k", steps):
+                for copy in loaded:
+                    comment(out, copy)
+                    with out.block(f"if ({first} + k * {groups} < {hi})"):
+                        self._load(copy, f"{copy.name}_next[k]", f"{copy.name}_from")
+                    step = f"{self._tensor(copy).name}_step"
+                    out.line(f"{copy.name}_from += {groups} * {step};")
+            with out.unrolled("k", steps), out.block(f"if ({first} + k * {groups} < {hi})"):
+                for copy in loaded:
+                    self._each(copy.name, self._at(copy.name, f"{copy.name}_next[k]"))
+                self._body(tuple(s for s in stmt.body if s not in loaded))
+        for name, op in gathered:
+            self._join(name, op)
+
+    def _gathered(self, loop: ast.For) -> tuple[tuple[str, str], ...]:
+        """Return (tile, operator) of what the loop gathers over its steps.
+
+        Raises PlanError when a step hands the next one anything else.
+        """
+        found: dict[str, str] = {}
+        for s in loop.body:
+            match s:
+                case ast.Custom(op="Max", name=name) if (s.out or name) == name:
+                    found[name] = "Max"
+                case ast.Arith(op="Add", a=a, out=out) if a == out:
+                    found[a] = "Add"
+                case _:
+                    pass
+        fresh = {s.name for s in loop.body if isinstance(s, ast.Copy) and s.src is not None}
+        before = all_written(self.plan.kernel.body[: self.plan.kernel.body.index(loop)])
+        for s in loop.body:
+            written_here = written(s)
+            if written_here and written_here not in found:
+                fresh.add(written_here)
+            for name in reads(s) - fresh - {written_here or ""}:
+                if name in found or (name in all_written(loop.body) and name not in before):
+                    raise PlanError(f"{name} goes from one step of loop {loop.var} to the next")
+        for name, op in found.items():
+            fills = [
+                s for s in self.plan.kernel.body
+                if isinstance(s, ast.Custom) and s.op == "Fill" and (s.out or s.name) == name
+            ]  # fmt: skip
+            if [s.args for s in fills] != [(ast.Num(GATHERED[op]),)]:
+                raise PlanError(f"{name} is gathered and does not start at {GATHERED[op]}")
+        return tuple(found.items())
+
+    def _join(self, name: str, op: str) -> None:
+        """Give every group what all of them gathered."""
+        out, plan = self.out, self.plan
+        width = 1 if plan.is_vector(name) else WIDTH
+        out.line(f"// what the groups gathered of {name}")
+        with out.block(""):
+            out.line("float* const parts = reinterpret_cast<float*>(smem);")
+            with out.unrolled("c", width):
+                own = f"{name}[c]" if width > 1 else name
+                out.line(f"parts[(c * {plan.groups} + group_at) * {plan.lanes} + lane_at] = {own};")
+            out.line("__syncthreads();")
+            with out.unrolled("c", width):
+                own = f"{name}[c]" if width > 1 else name
+                part = f"parts[(c * {plan.groups} + g) * {plan.lanes} + lane_at]"
+                out.line(f"{own} = {part.replace('+ g)', '+ 0)')};")
+                with out.unrolled("g", plan.groups, 1):
+                    joined = ARITHMETIC[op].format(a=own, b=part)
+                    out.line(f"{own} = {joined};")
+            out.line("__syncthreads();")
 
     def _emit(self, stmt: ast.Stmt) -> None:
         match stmt:
             case ast.Copy(src=None, target=str(target)):
                 self._each(target, self._at(stmt.name))
             case ast.Copy(src=ast.Memory.GLOBAL):
-                self._load(stmt)
+                self._load(stmt, stmt.name, self._element(stmt, {}))
             case ast.Copy(dst=ast.Memory.GLOBAL):
                 self._store(stmt)
             case ast.Arith():
@@ -165,10 +254,10 @@ class _Emitter:
             case _:
                 raise PlanError(f"no pointwise lowering for {to_text(stmt).strip()}")
 
-    def _at(self, name: str) -> str:
+    def _at(self, name: str, text: str = "") -> str:
         """C++ for the element of a tile in the loop over columns; a row vector is a number."""
         wide = any(t.name == name and t.columns > 1 for t in self.plan.kernel.tiles)
-        return f"{name}[c]" if wide else name
+        return f"{text or name}[c]" if wide else text or name
 
     def _each(self, target: str, value: str) -> None:
         if self.plan.is_vector(target):
@@ -179,42 +268,53 @@ class _Emitter:
         with self.out.unrolled("c", WIDTH):
             self.out.line(f"{target}[c] = {value};")
 
-    def _address(self, stmt: ast.Copy) -> tuple[ast.Tensor, str]:
+    def _tensor(self, stmt: ast.Copy) -> ast.Tensor:
         tensor = self.plan.kernel.tensor(stmt.target or stmt.name)
         if tensor is None:
             raise PlanError(f"{stmt.name} is not a tensor in global memory")
         if stmt.coords and stmt.coords[0].index != ast.Name("block_idx"):
             raise PlanError(f"a pointwise kernel reads its own rows of {stmt.name} only")
-        if not tensor.workspace:
-            return tensor, f"g{tensor.name} + {packed_row(tensor.name, 'row')} + column"
-        lead = next((cxx(c.index, {}) for c in stmt.coords if c.axis in tensor.axes), "0")
-        at = f"(int64_t({lead}) * planes + plane) * rows + row"
-        if tensor.columns == 1:
-            return tensor, f"g{tensor.name} + {at}"
-        return tensor, f"g{tensor.name} + ({at}) * {tensor.columns} + column"
+        return tensor
 
-    def _load(self, stmt: ast.Copy) -> None:
-        tensor, at = self._address(stmt)
-        out, name = self.out, stmt.name
-        if tensor.elem is not ast.Elem.F32:
-            raise PlanError(f"a pointwise kernel reads float32, and {name} is not")
-        if self.plan.is_vector(name):
-            out.line(f"{name} = *({at});")
+    def _starts(self) -> None:
+        """Declare where this thread's element of each workspace starts, and a step along its axis.
+
+        Worked out once: what is left in a loop is one product and one addition.
+        """
+        for t in self.plan.kernel.tensors:
+            if t.workspace:
+                columns = "" if t.columns == 1 else f" * {t.columns}"
+                own = "" if t.columns == 1 else " + column"
+                start = f"g{t.name} + (int64_t(plane) * rows + row){columns}{own}"
+                self.out.line(f"float* const {t.name}_at = {start};")
+                self.out.line(f"int64_t const {t.name}_step = int64_t(planes) * rows{columns};")
+
+    def _element(self, stmt: ast.Copy, environment: Environment) -> str:
+        """C++ for where this thread's element of a workspace is."""
+        tensor = self._tensor(stmt)
+        if not tensor.workspace or tensor.elem is not ast.Elem.F32:
+            raise PlanError(f"a pointwise kernel reads workspaces, and {stmt.name} is not one")
+        lead = next((cxx(c.index, environment) for c in stmt.coords if c.axis in tensor.axes), "0")
+        return f"{tensor.name}_at + {lead} * {tensor.name}_step"
+
+    def _load(self, stmt: ast.Copy, to: str, at: str) -> None:
+        out = self.out
+        if self.plan.is_vector(stmt.name):
+            out.line(f"{to} = *({at});")
             return
         with out.block(""):
             out.line(f"float4 const x = *reinterpret_cast<float4 const*>({at});")
-            out.line(f"{name}[0] = x.x; {name}[1] = x.y; {name}[2] = x.z; {name}[3] = x.w;")
+            out.line(f"{to}[0] = x.x; {to}[1] = x.y; {to}[2] = x.z; {to}[3] = x.w;")
 
     def _store(self, stmt: ast.Copy) -> None:
-        tensor, at = self._address(stmt)
-        out, x = self.out, stmt.name
-        if tensor.elem is ast.Elem.F32:
-            value, kind = f"{{{x}[0], {x}[1], {x}[2], {x}[3]}}", "float4"
-        else:
-            value, kind = f"{{pack({x}[0], {x}[1]), pack({x}[2], {x}[3])}}", "uint2"
-        with out.block(""):
+        tensor, out, x = self._tensor(stmt), self.out, stmt.name
+        if tensor.workspace or tensor.elem is ast.Elem.F32:
+            raise PlanError(f"a pointwise kernel writes the problem's output, and {x} is not it")
+        at = f"g{tensor.name} + {packed_row(tensor.name, 'row')} + column"
+        value = f"{{pack({x}[0], {x}[1]), pack({x}[2], {x}[3])}}"
+        with out.block("if (group_at == 0)"):
             out.line("int const batch_at = plane / kv_heads, kv_head = plane % kv_heads;")
-            out.line(f"*reinterpret_cast<{kind}*>({at}) = {value};")
+            out.line(f"*reinterpret_cast<uint2*>({at}) = {value};")
 
 
 def packed_row(tensor: str, row: str, batch: str = "batch_at") -> str:

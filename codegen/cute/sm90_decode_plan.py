@@ -4,7 +4,7 @@ One warp loads key tiles with TMA. The first consumer warpgroup, the owner, comp
 and its columns of the output. For absorbed MLA, whose V is the first columns of K's tile, a second
 one, the follower, takes P from the owner through shared memory and has the other columns.
 
-A tile is loaded in parts, each with its own barriers, in the order in which their room becomes free:
+A tile is loaded in parts, each with its own barriers, in the order in which their room is let go:
 K and V; or, of a latent tile, the columns that only the scores read, the follower's and the
 owner's. Each part is let go by one warpgroup, the last to read it.
 """

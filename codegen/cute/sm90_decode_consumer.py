@@ -7,7 +7,7 @@ follower with the same place in the fragment, so that the follower rescales and 
 from __future__ import annotations
 
 from codegen.cute.plan import LoopPlan, MaskPlan
-from codegen.cute.pointwise import packed_row
+from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
 from codegen.cute.sm90_consumer import NoCopies, WgmmaStatements
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.sm90_decode_store import OWN_BARRIER, STEP, ResultStore
@@ -16,12 +16,9 @@ from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, product_nam
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS, panels
+from space.tiles import CHUNK_BYTES
 
-#: lets the kernel behind be scheduled. Not at the start, nor before the end of a block that fills
-#: an SM: its blocks would go to the few SMs that have room, and wait there for one another
-START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
 #: named barriers of the exchange of P, and of the loading warp's word that its barriers are there
 P_FULL, P_EMPTY, BARRIERS_MADE = 3, 4, 5
 
@@ -362,7 +359,7 @@ class DecodeConsumer:
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy):
                 self.results.store(stmt, consumer)
-        if plan.consumers > 1:
+        if plan.consumers > 1:  # whose blocks fill an SM: not before they end
             out.line(START_KERNEL_BEHIND)
 
     def _send_inverse(self) -> None:

@@ -38,7 +38,8 @@ DECODE_PARAMS = (
 
 def decode_space(problem: Problem) -> Space:
     """Return the search space of a decode problem on the Hopper back end."""
-    return Space(DECODE_PARAMS)
+    shared = {"consumer_warpgroups": (2 if problem.latent else 1,)}
+    return Space(DECODE_PARAMS).restrict(shared)
 
 
 def exchange_bytes(keys: int) -> int:

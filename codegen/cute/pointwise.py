@@ -29,8 +29,8 @@ AHEAD_REGISTERS, AHEAD_STEPS = 20, 8
 #: what a loop may gather in a tile, and the value from which every group of threads starts
 GATHERED = {"Max": float("-inf"), "Add": 0.0}
 
-#: lets the kernel behind be scheduled. Not at the start, nor before the end of a block that fills
-#: an SM: its blocks would go to the few SMs that have room, and wait there for one another
+#: lets the kernel behind be scheduled; it waits itself for what this one stores. Not said at a
+#: kernel's start: blocks of the next would go to the few SMs with room, and wait for each other
 START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
 #: waits until the kernel before has ended and its stores are visible
 WAIT_FOR_KERNEL_BEFORE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'

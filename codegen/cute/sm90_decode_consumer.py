@@ -359,7 +359,7 @@ class DecodeConsumer:
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy):
                 self.results.store(stmt, consumer)
-        if plan.consumers > 1:
+        if plan.consumers > 1:  # whose blocks fill an SM: not before they end
             out.line(START_KERNEL_BEHIND)
 
     def _send_inverse(self) -> None:

@@ -58,6 +58,10 @@ class SplitRule(NamedTuple):
     min_tiles: int
 
 
+#: the largest number of each field of a split rule; the least is 1
+SPLIT_RULE_MAX = {"rows": 1024, "keys": 1024, "blocks_per_sm": 64, "min_tiles": 1024}
+
+
 class AxisLike(Protocol):
     """What is read of a grid axis."""
 

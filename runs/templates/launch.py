@@ -20,8 +20,8 @@ from .lengths import problem_lengths, split_count, workspace_shape
 
 __all__ = [
     "Arg", "Axis", "Call", "DriverError", "Kernel", "Launch", "LaunchError", "Module", "Prepared",
-    "SplitRule", "grid_size", "load", "pack", "prepare", "problem_lengths", "split_count",
-    "ticket_names", "workspace_shape",
+    "SplitRule", "TensorLike", "grid_size", "load", "pack", "prepare", "problem_lengths",
+    "split_count", "ticket_names", "workspace_shape",
 ]  # fmt: skip
 
 DEFAULT_SMEM_BYTES = 48 * 1024  #: dynamic shared memory a kernel gets without asking

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.cute.decode_protocol import Rings, check_decode_protocol
 from codegen.cute.layout import Fragment
 from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
 from codegen.cute.structure import block_rows, loads, number_columns, used_scalars, window_scalars
@@ -137,6 +138,8 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         raise PlanError(
             f"{smem} bytes of shared memory wanted, {gpu.smem_per_block_bytes} on {gpu.name}"
         )
+    overlap = bool(program.param("overlap", 1))
+    check_decode_protocol(_rings(parts, scores.b.name, product.b.name, stages, overlap))
     fragments, vectors = register_tiles(kernel, WARPGROUP_ROWS // 16)
     own = tuple(
         (n, Fragment(f.rows, wide // consumers, f.warps) if n == product.out else f)
@@ -187,7 +190,7 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         consumers=consumers,
         stages=stages,
         blocks_per_sm=base.blocks_per_sm,
-        overlap=bool(program.param("overlap", 1)),
+        overlap=overlap,
         evict_first=bool(program.param("evict_first", 0)),
         page=problem.page,
         exchange_offset=end,
@@ -255,6 +258,15 @@ def _parts(
         part("values", product.b.name, second, own, 0, own, 1),
     )
     return found_own, second + stages * own * panel_bytes
+
+
+def _rings(parts: tuple[Part, ...], keys: str, values: str, stages: int, overlap: bool) -> Rings:
+    """What the barriers' protocol depends on."""
+    read = tuple(p.name for p in parts if p.tensor == keys)
+    own = [p for p in parts if p.tensor == values and p.name != "rest"]
+    by_consumer = tuple(p.name for p in sorted(own, key=lambda p: p.releaser))
+    only = next(n for n in read if n not in by_consumer)
+    return Rings(tuple(p.name for p in parts), read, only, by_consumer, stages, overlap)
 
 
 def _args(

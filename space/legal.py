@@ -20,7 +20,6 @@ DECISIVE = frozenset(
         "BN",
         "warps",
         "column_warps",
-        "combine_groups",
         "stages",
         "swizzle",
         "q_in_registers",
@@ -37,6 +36,7 @@ DECISIVE = frozenset(
         "integer_max",
         "rescale_threshold",
         "persistent",
+        "combine_groups",
     }
 )
 

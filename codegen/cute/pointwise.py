@@ -112,6 +112,46 @@ def emit_pointwise(plan: PointwisePlan, out: Writer) -> None:
     _Emitter(plan, out).write()
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A loop, what it loads, and for how many steps ahead."""
+
+    loop: ast.For
+    loaded: tuple[ast.Copy, ...]
+    steps: int
+    number: int  #: of the loop among the statements: its names end in it
+
+    @classmethod
+    def of(cls, plan: PointwisePlan, loop: ast.For, number: int) -> _Ahead:
+        """Plan a loop. Raises PlanError when a step may load what an earlier one stored."""
+        copies = [s for s in loop.body if isinstance(s, ast.Copy) and s.src is not None]
+        if any(s.dst is ast.Memory.GLOBAL for s in copies):
+            raise PlanError(
+                f"loop {loop.var} of a pointwise kernel stores what a later step may load"
+            )
+        loaded = tuple(s for s in copies if s.src is ast.Memory.GLOBAL)
+        words = sum(1 if plan.is_vector(s.name) else WIDTH for s in loaded)
+        return cls(loop, loaded, min(AHEAD_STEPS, AHEAD_REGISTERS // max(words, 1)), number)
+
+    @property
+    def first(self) -> str:
+        """C++ name of the first step that is loaded."""
+        return f"{self.loop.var}_first{self.number}"
+
+    @property
+    def end(self) -> str:
+        """C++ for the end of the loop."""
+        return cxx(self.loop.hi, {}, bound=True)
+
+    def name(self, copy: ast.Copy) -> str:
+        """C++ name of what is loaded of a tile."""
+        return f"{copy.name}_next{self.number}"
+
+    def step(self, groups: int) -> str:
+        """C++ for the loop's step that is loaded k-th."""
+        return f"{self.first} + k" + (f" * {groups}" if groups > 1 else "")
+
+
 class _Emitter:
     def __init__(self, plan: PointwisePlan, out: Writer) -> None:
         self.plan, self.out = plan, out
@@ -156,45 +196,61 @@ class _Emitter:
 
     def _body(self, body: tuple[ast.Stmt, ...]) -> None:
         out = self.out
+        loops = {id(s): _Ahead.of(self.plan, s, n) for n, s in enumerate(body)
+                 if isinstance(s, ast.For)}  # fmt: skip
+        started = False
         for stmt in body:
+            if isinstance(stmt, ast.For) and not started:
+                started = True
+                for ahead in loops.values():  # later loops' first loads wait for no earlier loop
+                    self._start(ahead)
             comment(out, stmt)
             if isinstance(stmt, ast.For):
-                self._loop(stmt)
+                self._loop(loops[id(stmt)])
             else:
                 self._emit(stmt)
 
-    def _loop(self, stmt: ast.For) -> None:
-        """A loop whose loads are issued for several steps before the first is used."""
-        out, var = self.out, stmt.var
-        loaded = [s for s in stmt.body if isinstance(s, ast.Copy) and s.src is ast.Memory.GLOBAL]
-        if any(isinstance(s, ast.Copy) and s.dst is ast.Memory.GLOBAL for s in stmt.body):
-            raise PlanError(f"loop {var} of a pointwise kernel stores what a later step may load")
-        gathered = self._gathered(stmt)
-        words = sum(1 if self.plan.is_vector(s.name) else WIDTH for s in loaded)
-        steps = min(AHEAD_STEPS, AHEAD_REGISTERS // max(words, 1))
-        lo, hi = cxx(stmt.lo, {}, bound=True), cxx(stmt.hi, {}, bound=True)
-        first, groups = f"{var}_first", self.plan.groups
-        ahead = f"{first} + k" + (f" * {groups}" if groups > 1 else "")
-        out.line("#pragma unroll 1")
-        start = f"int {first} = {lo}" + (" + group_at" if groups > 1 else "")
-        with out.block(f"for ({start}; {first} < {hi}; {first} += {groups * steps})"):
-            for copy in loaded:
-                wide = "" if self.plan.is_vector(copy.name) else f"[{WIDTH}]"
-                out.line(f"float {copy.name}_next[{steps}]{wide};")
-                at = self._element(copy, {var: first})
+    def _start(self, ahead: _Ahead) -> None:
+        """Declare what a loop loads ahead, and load its first steps."""
+        out = self.out
+        for copy in ahead.loaded:
+            comment(out, copy)
+            wide = "" if self.plan.is_vector(copy.name) else f"[{WIDTH}]"
+            out.line(f"float {ahead.name(copy)}[{ahead.steps}]{wide};")
+        lo = cxx(ahead.loop.lo, {}, bound=True)
+        own = " + group_at" if self.plan.groups > 1 else ""
+        out.line(f"int {ahead.first} = {lo}{own};")
+        self._load_ahead(ahead)
+
+    def _load_ahead(self, ahead: _Ahead) -> None:
+        """Load the steps from `first` on that there are."""
+        out, groups = self.out, self.plan.groups
+        with out.block(""):
+            for copy in ahead.loaded:
+                at = self._element(copy, {ahead.loop.var: ahead.first})
                 out.line(f"float const* {copy.name}_from = {at};")
-            with out.unrolled("k", steps):
-                for copy in loaded:
-                    comment(out, copy)
-                    with out.block(f"if ({ahead} < {hi})"):
-                        self._load(copy, f"{copy.name}_next[k]", f"{copy.name}_from")
+            with out.unrolled("k", ahead.steps):
+                for copy in ahead.loaded:
+                    with out.block(f"if ({ahead.step(groups)} < {ahead.end})"):
+                        self._load(copy, f"{ahead.name(copy)}[k]", f"{copy.name}_from")
                     step = f"{self._tensor(copy).name}_step"
                     stride = f"{groups} * {step}" if groups > 1 else step
                     out.line(f"{copy.name}_from += {stride};")
-            with out.unrolled("k", steps), out.block(f"if ({ahead} < {hi})"):
-                for copy in loaded:
-                    self._each(copy.name, self._at(copy.name, f"{copy.name}_next[k]"))
-                self._body(tuple(s for s in stmt.body if s not in loaded))
+
+    def _loop(self, ahead: _Ahead) -> None:
+        """A loop whose loads are issued for several steps before the first is used."""
+        out, groups, loop = self.out, self.plan.groups, ahead.loop
+        gathered = self._gathered(loop)
+        out.line("#pragma unroll 1")
+        with out.block(f"while ({ahead.first} < {ahead.end})"):
+            there = f"if ({ahead.step(groups)} < {ahead.end})"
+            with out.unrolled("k", ahead.steps), out.block(there):
+                for copy in ahead.loaded:
+                    self._each(copy.name, self._at(copy.name, f"{ahead.name(copy)}[k]"))
+                self._body(tuple(s for s in loop.body if s not in ahead.loaded))
+            out.line(f"{ahead.first} += {groups * ahead.steps};")
+            with out.block(f"if ({ahead.first} < {ahead.end})"):
+                self._load_ahead(ahead)
         if groups > 1:
             self._join(gathered)
 

@@ -10,24 +10,20 @@ number that the threads of a row hold alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from codegen.cute.expressions import Environment, cxx
+from codegen.cute.pointwise_plan import (
+    WIDTH,
+    Ahead,
+    PointwisePlan,
+    gathered_by,
+    launch_pointwise,
+)
 from codegen.cute.statements import ARITHMETIC, ELEMENTWISE, comment
-from codegen.cute.structure import loads
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
-from codegen.kernel import Arg, ArgKind, GridAxis, Launch
+from codegen.kernel import ArgKind
 from codegen.tl import ast
-from codegen.tl.flow import all_written, reads, written
 from codegen.tl.printer import to_text
-
-WIDTH = 4  #: columns of a thread
-THREADS = 128  #: of a block, unless its groups need more
-#: registers for what a loop loads ahead, and the most steps that are
-AHEAD_REGISTERS, AHEAD_STEPS = 20, 8
-#: what a loop may gather in a tile, and the value from which every group of threads starts
-GATHERED = {"Max": float("-inf"), "Add": 0.0}
 
 #: lets the kernel behind be scheduled; it waits itself for what this one stores. Not said at a
 #: kernel's start: blocks of the next would go to the few SMs with room, and wait for each other
@@ -36,120 +32,9 @@ START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "mem
 WAIT_FOR_KERNEL_BEFORE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
 
-@dataclass(frozen=True, slots=True)
-class PointwisePlan:
-    """One kernel: `groups` of `lanes` threads share a row, a block has `rows` rows.
-
-    A block of several groups has one row.
-    """
-
-    kernel: ast.Kernel
-    columns: int
-    lanes: int
-    groups: int
-    rows: int
-    scalars: tuple[str, ...]
-    dependent: bool
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.lanes * self.groups * self.rows
-
-    @property
-    def smem_bytes(self) -> int:
-        """Shared memory by which groups join a tile and a row vector."""
-        return 4 * (WIDTH + 1) * self.threads if self.groups > 1 else 0
-
-    def is_vector(self, name: str) -> bool:
-        """Whether `name` is one number a row."""
-        return any(t.name == name and t.columns == 1 for t in self.kernel.tiles)
-
-
-def is_pointwise(kernel: ast.Kernel) -> bool:
-    """Whether a kernel has no product and no tile in shared memory."""
-    found = any(isinstance(s, ast.Gemm) for s in ast.walk(kernel.body))
-    return not found and not loads(ast.walk(kernel.body))
-
-
-def plan_pointwise(
-    kernel: ast.Kernel, scalars: tuple[str, ...], dependent: bool, groups: int = 1
-) -> PointwisePlan:
-    """Plan a kernel; `dependent` says that it may be scheduled while the one before it ends.
-
-    `groups` of threads share the steps of its loops, which pays where rows are few.
-
-    Raises PlanError when its tiles have different columns, or columns no 4 of which lie together.
-    """
-    wide = {t.columns for t in kernel.tiles if t.columns > 1}
-    if len(wide) != 1:
-        raise PlanError(f"tiles of {kernel.name} have {sorted(wide)} columns, one number is wanted")
-    (columns,) = wide
-    if columns % WIDTH:
-        raise PlanError(f"{columns} columns of {kernel.name} are not a multiple of {WIDTH}")
-    lanes = columns // WIDTH
-    rows = max(1, THREADS // lanes) if groups == 1 else 1
-    return PointwisePlan(kernel, columns, lanes, groups, rows, scalars, dependent)
-
-
-def launch_pointwise(plan: PointwisePlan, if_split: bool) -> Launch:
-    """How the kernel is started: a block for each `rows` rows of a plane."""
-    args = [Arg(ArgKind.POINTER, t.name) for t in plan.kernel.tensors]
-    for t in plan.kernel.tensors:
-        if not t.workspace:
-            args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
-    args += [Arg(ArgKind.INT, n) for n in ("rows", "group", "kv_heads", "batch", "splits")]
-    args += [Arg(ArgKind.FLOAT, s) for s in plan.scalars]
-    grid = (GridAxis("rows", plan.rows), GridAxis("kv_heads", 1), GridAxis("batch", 1))
-    return Launch(
-        plan.kernel.name, plan.threads, plan.smem_bytes, grid, tuple(args), if_split=if_split,
-        dependent=plan.dependent,
-    )  # fmt: skip
-
-
 def emit_pointwise(plan: PointwisePlan, out: Writer) -> None:
     """Write the kernel. Same plan, same bytes."""
     _Emitter(plan, out).write()
-
-
-@dataclass(frozen=True, slots=True)
-class _Ahead:
-    """A loop, what it loads, and for how many steps ahead."""
-
-    loop: ast.For
-    loaded: tuple[ast.Copy, ...]
-    steps: int
-    number: int  #: of the loop among the statements: its names end in it
-
-    @classmethod
-    def of(cls, plan: PointwisePlan, loop: ast.For, number: int) -> _Ahead:
-        """Plan a loop. Raises PlanError when a step may load what an earlier one stored."""
-        copies = [s for s in loop.body if isinstance(s, ast.Copy) and s.src is not None]
-        if any(s.dst is ast.Memory.GLOBAL for s in copies):
-            raise PlanError(
-                f"loop {loop.var} of a pointwise kernel stores what a later step may load"
-            )
-        loaded = tuple(s for s in copies if s.src is ast.Memory.GLOBAL)
-        words = sum(1 if plan.is_vector(s.name) else WIDTH for s in loaded)
-        return cls(loop, loaded, min(AHEAD_STEPS, AHEAD_REGISTERS // max(words, 1)), number)
-
-    @property
-    def first(self) -> str:
-        """C++ name of the first step that is loaded."""
-        return f"{self.loop.var}_first{self.number}"
-
-    @property
-    def end(self) -> str:
-        """C++ for the end of the loop."""
-        return cxx(self.loop.hi, {}, bound=True)
-
-    def name(self, copy: ast.Copy) -> str:
-        """C++ name of what is loaded of a tile."""
-        return f"{copy.name}_next{self.number}"
-
-    def step(self, groups: int) -> str:
-        """C++ for the loop's step that is loaded k-th."""
-        return f"{self.first} + k" + (f" * {groups}" if groups > 1 else "")
 
 
 class _Emitter:
@@ -196,7 +81,7 @@ class _Emitter:
 
     def _body(self, body: tuple[ast.Stmt, ...]) -> None:
         out = self.out
-        loops = {id(s): _Ahead.of(self.plan, s, n) for n, s in enumerate(body)
+        loops = {id(s): Ahead.of(self.plan, s, n) for n, s in enumerate(body)
                  if isinstance(s, ast.For)}  # fmt: skip
         started = False
         for stmt in body:
@@ -210,7 +95,7 @@ class _Emitter:
             else:
                 self._emit(stmt)
 
-    def _start(self, ahead: _Ahead) -> None:
+    def _start(self, ahead: Ahead) -> None:
         """Declare what a loop loads ahead, and load its first steps."""
         out = self.out
         for copy in ahead.loaded:
@@ -222,7 +107,7 @@ class _Emitter:
         out.line(f"int {ahead.first} = {lo}{own};")
         self._load_ahead(ahead)
 
-    def _load_ahead(self, ahead: _Ahead) -> None:
+    def _load_ahead(self, ahead: Ahead) -> None:
         """Load the steps from `first` on that there are."""
         out, groups = self.out, self.plan.groups
         with out.block(""):
@@ -237,10 +122,10 @@ class _Emitter:
                     stride = f"{groups} * {step}" if groups > 1 else step
                     out.line(f"{copy.name}_from += {stride};")
 
-    def _loop(self, ahead: _Ahead) -> None:
+    def _loop(self, ahead: Ahead) -> None:
         """A loop whose loads are issued for several steps before the first is used."""
         out, groups, loop = self.out, self.plan.groups, ahead.loop
-        gathered = self._gathered(loop)
+        gathered = gathered_by(self.plan.kernel, loop)
         out.line("#pragma unroll 1")
         with out.block(f"while ({ahead.first} < {ahead.end})"):
             there = f"if ({ahead.step(groups)} < {ahead.end})"
@@ -253,38 +138,6 @@ class _Emitter:
                 self._load_ahead(ahead)
         if groups > 1:
             self._join(gathered)
-
-    def _gathered(self, loop: ast.For) -> tuple[tuple[str, str], ...]:
-        """Return (tile, operator) of what the loop gathers over its steps.
-
-        Raises PlanError when a step hands the next one anything else.
-        """
-        found: dict[str, str] = {}
-        for s in loop.body:
-            match s:
-                case ast.Custom(op="Max", name=name) if (s.out or name) == name:
-                    found[name] = "Max"
-                case ast.Arith(op="Add", a=a, out=out) if a == out:
-                    found[a] = "Add"
-                case _:
-                    pass
-        fresh = {s.name for s in loop.body if isinstance(s, ast.Copy) and s.src is not None}
-        before = all_written(self.plan.kernel.body[: self.plan.kernel.body.index(loop)])
-        for s in loop.body:
-            written_here = written(s)
-            if written_here and written_here not in found:
-                fresh.add(written_here)
-            for name in reads(s) - fresh - {written_here or ""}:
-                if name in found or (name in all_written(loop.body) and name not in before):
-                    raise PlanError(f"{name} goes from one step of loop {loop.var} to the next")
-        for name, op in found.items():
-            fills = [
-                s for s in self.plan.kernel.body
-                if isinstance(s, ast.Custom) and s.op == "Fill" and (s.out or s.name) == name
-            ]  # fmt: skip
-            if [s.args for s in fills] != [(ast.Num(GATHERED[op]),)]:
-                raise PlanError(f"{name} is gathered and does not start at {GATHERED[op]}")
-        return tuple(found.items())
 
     def _join(self, gathered: tuple[tuple[str, str], ...]) -> None:
         """Give every group what all of them gathered, in the groups' order."""

@@ -30,8 +30,8 @@ class Arg:
 
     kind: ArgKind
     name: str
-    #: TENSOR_MAP only: (columns, rows) of the box that one copy moves, 128-byte swizzled; the map
-    #: has axes (columns, rows, heads, batch), and elements outside it read as zero
+    #: TENSOR_MAP only: (columns, rows) of the box that one copy moves, swizzled by the bytes of its
+    #: columns; the map has axes (columns, rows, heads, batch), elements outside it read as zero
     box: tuple[int, int] = (0, 0)
 
 
@@ -48,7 +48,10 @@ class GridAxis:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start one `__global__` function. The grid is 1-D: the product of its axes."""
+    """How to start one `__global__` function. The grid is 1-D: the product of its axes.
+
+    A cluster takes the place of a block where `cluster` is more than 1.
+    """
 
     entry: str
     threads: int
@@ -57,6 +60,8 @@ class Launch:
     args: tuple[Arg, ...]
     #: blocks for each SM at most, 0 for no limit: a persistent kernel walks the rest of the grid
     persistent: int = 0
+    #: blocks that start together for each element of the grid: the kernel's `__cluster_dims__`
+    cluster: int = 1
 
 
 @dataclass(frozen=True, slots=True)

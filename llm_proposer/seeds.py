@@ -34,6 +34,7 @@ CONSERVATIVE = {
     "skip": 0,
     "late_wait": 0,
     "exp2_fma": 0,
+    "cluster": 1,
 }
 
 Row = Mapping[str, int]
@@ -194,6 +195,7 @@ _CONCESSIONS = (
     "pingpong",
     "skip",
     "late_wait",
+    "cluster",
     "stages",
     "out_buffer",
     "q_in_registers",

@@ -57,7 +57,8 @@ class Axis(NamedTuple):
 class Launch(NamedTuple):
     """How to start one `__global__` function.
 
-    `persistent` is the number of blocks for each SM at most, 0 for no limit.
+    `persistent` is the number of blocks for each SM at most, 0 for no limit; `cluster` that of
+    blocks which start together for each element of the grid.
     """
 
     entry: str
@@ -66,6 +67,7 @@ class Launch(NamedTuple):
     grid: tuple[Axis, ...]
     args: tuple[Arg, ...]
     persistent: int = 0
+    cluster: int = 1
 
 
 class AxisLike(Protocol):
@@ -103,6 +105,8 @@ class LaunchLike(Protocol):
     def args(self) -> Sequence[ArgLike]: ...
     @property
     def persistent(self) -> int: ...
+    @property
+    def cluster(self) -> int: ...
 
 
 class TensorLike(Protocol):
@@ -298,7 +302,10 @@ def pack(
     if launch.persistent:
         if num_sms < 1:
             raise LaunchError(f"{launch.entry} is persistent; the number of SMs is wanted")
-        grid = min(grid, launch.persistent * num_sms)
+        most = launch.persistent * num_sms
+        if most < launch.cluster:
+            raise LaunchError(f"{launch.entry} wants {launch.cluster} SMs at once, {num_sms} there")
+        grid = min(grid, most - most % launch.cluster)
     if any(arg.kind == "tensor_map" for arg in launch.args):
         encoder = encoder or _encoder()
     call = Call(launch, grid, encoder)
@@ -358,6 +365,7 @@ def grid_size(launch: LaunchLike, lengths: Mapping[str, int]) -> int:
         whole = axis.length.isdecimal()
         length = int(axis.length) if whole else _named(lengths, axis.length, "length", launch)
         blocks *= -(-length // axis.tile)
+    blocks *= launch.cluster
     if not 1 <= blocks <= INT32_MAX:
         raise LaunchError(f"{launch.entry}: a grid of {blocks} blocks; 1 to {INT32_MAX} can start")
     return blocks

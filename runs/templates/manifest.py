@@ -189,6 +189,7 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
         tuple(launch.Axis(_word(x, "length", _LENGTH), _get(x, "tile", int, 1)) for x in grid),
         tuple(launch.Arg(_word(x, "kind", _NAME), _word(x, "name", _ARG), _box(x)) for x in args),
         _get(body, "persistent", int, 0, 64),
+        _get({"cluster": 1} | body, "cluster", int, 1, 8),  # exports before there was one lack it
     )
 
 

@@ -13,7 +13,9 @@ STRIDE_BYTES = 16  #: strides are multiples of it
 
 # Values of the driver's enumerations. Elements are moved, never computed with, so that 16-bit
 # whole numbers stand for either float type; what lies outside the tensor reads as zero bits.
-_UINT16, _NO_INTERLEAVE, _SWIZZLE_128B, _L2_256B, _ZERO_FILL = 1, 0, 3, 3, 0
+_UINT16, _NO_INTERLEAVE, _L2_256B, _ZERO_FILL = 1, 0, 3, 0
+_SWIZZLES = {64: 3, 32: 2, 16: 1}  # by the columns of a box: 128, 64 and 32 bytes
+_NO_SWIZZLE = 0
 
 
 class Encoder:
@@ -36,7 +38,7 @@ class Encoder:
         """Write the descriptor of a tensor to address `target`; returns the driver's code.
 
         `sizes` are batch, rows, heads, columns; `strides` of the first three, in elements; `box`
-        the columns and rows of one copy, swizzled by 128 bytes.
+        the columns and rows of one copy, swizzled by the bytes of its columns: 128, 64 or 32.
         """
         b, s, h, columns = sizes
         # an axis of no length is described as one: a kernel has no tile to read of it
@@ -49,7 +51,8 @@ class Encoder:
         return int(
             self._library.cuTensorMapEncodeTiled(
                 ctypes.c_void_p(target), _UINT16, 4, ctypes.c_void_p(address), extents, steps,
-                boxes, ones, _NO_INTERLEAVE, _SWIZZLE_128B, _L2_256B, _ZERO_FILL,
+                boxes, ones, _NO_INTERLEAVE, _SWIZZLES.get(box[0], _NO_SWIZZLE), _L2_256B,
+                _ZERO_FILL,
             )
         )  # fmt: skip
 

@@ -31,6 +31,8 @@ RULES = {
     "fits_combine": "combine_groups * V's head dim / 4 is at most 1024",
     "rows_per_warpgroup": "BM = 64 * consumer_warpgroups",
     "takes_effect": "no switch is set that could do nothing",
+    "walks_in_pairs": "cluster = 2 needs persistent = 0 or 1",
+    "packs_columns": "a swizzle below 128 needs a head dim that fills fewer columns with it",
     "turns_end": "skip = 1 with pingpong = 1 and overlap = 1 needs stages >= 2",
     "rows_stay": "q_in_registers = 1 with overlap = 0 needs BN other than the head dim",
     "out_over_rows": "out_buffer = 0 needs a head dim of V no larger than that of Q",

@@ -232,7 +232,10 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
         tuple(launch.Axis(_word(x, "length", _LENGTH), _get(x, "tile", int, 1)) for x in grid),
         tuple(launch.Arg(_word(x, "kind", _NAME), _word(x, "name", _ARG), _box(x)) for x in args),
         _get(body, "persistent", int, 0, 64),
-        *(_get(body, flag, bool) if flag in body else False for flag in ("if_split", "dependent")),
+        # exports from before there were these lack them
+        _get({"if_split": False} | body, "if_split", bool),
+        _get({"dependent": False} | body, "dependent", bool),
+        _get({"cluster": 1} | body, "cluster", int, 1, 8),
     )
 
 

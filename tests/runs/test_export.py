@@ -194,6 +194,7 @@ def test_shapes_of_the_run_without_a_kernel_are_left_out(tmp_path: Path) -> None
         (("kernels", "K", "launches", 0, "grid"), None, "grid is not a list"),
         (("kernels", "K", "launches", 0, "args", 0, "box"), [1], r"box \[1\]"),
         (("kernels", "K", "launches", 0, "persistent"), -1, "persistent: -1 is out of range"),
+        (("kernels", "K", "launches", 0, "cluster"), 0, "cluster: 0 is out of range"),
     ],
 )
 def test_a_manifest_that_was_changed_is_refused(
@@ -209,6 +210,27 @@ def test_a_manifest_that_was_changed_is_refused(
     (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(manifests.ManifestError, match=message):
         manifests.read(tmp_path / "out")
+
+
+def test_a_cluster_is_exported_and_a_launch_that_says_none_is_of_single_blocks(
+    tmp_path: Path,
+) -> None:
+    store = make_run(tmp_path / "runs")
+    source, cubin = kernel("pairs")
+    launch = dataclasses.replace(source.launches[0], cluster=2)
+    with RunStore.open(store.path, write=True) as writer:
+        writer.put_kernel(dataclasses.replace(source, launches=(launch,)), cubin)
+        record = trial(2, measured(timing(FULL, 2.0)), cubin.key)
+        writer.append(dataclasses.replace(record, problem=problem(FULL)))
+    manifest = export(RunStore.open(store.path), tmp_path / "out")
+    found = manifests.read(tmp_path / "out").kernels
+    assert [k.launches[0].cluster for k in found.values()].count(2) == 1
+    for entry in manifest["kernels"].values():
+        for x in entry["launches"]:
+            del x["cluster"]
+    (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
+    found = manifests.read(tmp_path / "out").kernels
+    assert {k.launches[0].cluster for k in found.values()} == {1}
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:

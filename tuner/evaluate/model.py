@@ -315,8 +315,12 @@ def _smem_traffic(candidate: Candidate, depth: int, depth_v: int) -> int:
 
 
 def _l2_bytes(candidate: Candidate, shape: Shape) -> int:
-    """Bytes that all blocks ask of L2: every block reads its Q, writes its O, streams K and V."""
+    """Bytes that all blocks ask of L2: every block reads its Q, writes its O, streams K and V.
+
+    Blocks of a cluster ask for each tile of K and V once.
+    """
     bm, bn = candidate.point["BM"], candidate.point["BN"]
     width = (shape.head_dim + shape.head_dim_v) * candidate.problem.dtype.bytes
     tiles = key_tiles(shape, bm, bn)
-    return shape.batch * shape.heads * width * (len(tiles) * bm + sum(tiles) * bn)
+    keys = sum(tiles) * bn // candidate.point.get("cluster", 1)
+    return shape.batch * shape.heads * width * (len(tiles) * bm + keys)

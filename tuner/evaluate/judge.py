@@ -24,6 +24,7 @@ from tuner.evaluate.checks import (
     trial_checks,
 )
 from tuner.evaluate.clock import Clock
+from tuner.evaluate.freshness import check_fresh
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import LaunchError, Prepare
 from tuner.evaluate.output import same_bits
@@ -164,7 +165,10 @@ class Judge:
     def _time_shape(
         self, prepare: Prepare, bay: Bay, dtype: DType, best_us: float, cold: bool
     ) -> tuple[Timing, float] | Rejected:
-        """Check before, time, and check after: same bits, inputs untouched, new data followed."""
+        """Check before, time, and check after: same bits, inputs untouched, new data followed.
+
+        At the very end comes data that no launch has met: it must not take longer.
+        """
         launched = ask(prepare, bay, 0)
         if isinstance(launched, Rejected):
             return launched
@@ -194,7 +198,8 @@ class Judge:
             impossible = check_possible(sample, bay.shape, dtype, self.gpu)
             if impossible is not None:
                 return impossible
-        return sample.timing(bay.shape), max(launched, again)
+        stale = check_fresh(calls, bay, self.clock, sample)
+        return stale or (sample.timing(bay.shape), max(launched, again))
 
     def _sample(self, take: Callable[[], Sample]) -> Sample:
         """Take a sample, again after a pause when the card was too hot for it."""

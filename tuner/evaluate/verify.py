@@ -14,7 +14,7 @@ import torch
 from runs.record import Rejected, Stage, TrialClass
 from tuner.evaluate.inputs import Inputs
 from tuner.evaluate.launch import Launcher, LaunchError, Prepare
-from tuner.evaluate.output import Output, allocate, same_bits
+from tuner.evaluate.output import Output, allocate, flip_signs, same_bits
 from tuner.evaluate.reference import Expected, Part, expect, whole
 
 ERROR_FACTOR = 2.0  #: times the error of plain attention at the same dtype
@@ -87,13 +87,13 @@ def _ask(launch: Launcher, exam: Exam, sign: int = 1) -> float | Rejected:
     """Launch on a poisoned output, with V as it is or negated, and judge what is there then."""
     values = _stored_once(exam.inputs.v)
     if sign < 0:
-        values.neg_()
+        flip_signs(values)
     exam.output.poison()
     launch()
     synchronize(values.device)
     graded = grade(exam, sign)
     if sign < 0:
-        values.neg_()
+        flip_signs(values)
     return graded
 
 
@@ -164,8 +164,10 @@ def grade(exam: Exam, sign: int = 1) -> float | Rejected:
     hits = int(output.guard_hits())
     if hits:
         return _wrong(exam, f"{hits} elements outside the output were written")
-    before = (*exam.pristine[:2], exam.pristine[2] if sign > 0 else -exam.pristine[2])
-    for name, now, was in zip("QKV", inputs.tensors, before, strict=True):
+    q, k, v = exam.pristine
+    if sign < 0:
+        v = flip_signs(v.clone())
+    for name, now, was in zip("QKV", inputs.tensors, (q, k, v), strict=True):
         if not same_bits(now, was):
             return Rejected(
                 TrialClass.INPUT_MODIFIED, Stage.VERIFY, f"{exam.name}: {name} was changed"

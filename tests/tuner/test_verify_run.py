@@ -239,7 +239,7 @@ def test_kernel_that_is_right_on_the_ratio_it_was_tuned_with_only() -> None:
 
     found = examined(right_for_three)
     assert isinstance(found, Rejected)
-    assert found.reason.startswith("hidden: Hq=")
+    assert found.reason.startswith("hidden 0: Hq=16 Hkv=2")
 
 
 def test_tuned_shapes_are_judged_with_hidden_data() -> None:

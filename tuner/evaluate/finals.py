@@ -48,6 +48,7 @@ def run_finals(
     kernels: dict[int, Kernel] = {}
     rejected: list[tuple[int, Rejected]] = []
     checks = (
+        *judge.races(problem),
         *trial_checks(problem),
         *hidden_checks(problem, seed + 1, HIDDEN_CHECKS),
         *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),

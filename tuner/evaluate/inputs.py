@@ -32,7 +32,8 @@ class Data(StrEnum):
     COUNTING = "q = 0, v[j] = j + 1"
     HEAD_CONSTANT = "V of kv head g is g + 1"
     ALL_133120 = "all elements 133120"
-    NAN_QUERIES = "every seventh query NaN, V = 1 + 0.1*N(0,1)"
+    NAN_QUERIES = "queries of three warps in four NaN, V = 1 + 0.1*N(0,1)"
+    SPECIAL_KEYS = "Inf in K, NaN in K, Inf and NaN in V, each in a batch of its own"
 
 
 class Layout(StrEnum):
@@ -146,8 +147,28 @@ def _all_133120(s: Shape, scale: float, draw: Draw) -> Triple:
 
 
 def _nan_queries(s: Shape, scale: float, draw: Draw) -> Triple:
+    """Every seventh query NaN, but none among the first 16 of 64, which are one warp's.
+
+    Dividing by a sum that is NaN takes longer: that warp is done before the other three of its
+    warpgroup, and what it stores for all of them is not there yet if it does not wait.
+    """
     q, k, v = _mean_one(s, draw)
-    q[:, 3::7] = math.nan
+    rows = torch.arange(s.seqlen_q, device=q.device)
+    q[:, (rows % 7 == 3) & (rows % 64 >= 16)] = math.nan
+    return q, k, v
+
+
+def _special_keys(s: Shape, scale: float, draw: Draw) -> Triple:
+    """Inf and NaN in key 0, which every row must see, beside others.
+
+    One element of K is Inf: rows whose query is positive there are NaN, the others leave the key
+    out. One is NaN: all rows are. One of V is Inf and one NaN: so are these columns, and no other.
+    """
+    q, k, v = _normal(s, draw)
+    k[0, 0, 0, 0] = math.inf
+    k[1 % s.batch, 0, -1, -1] = math.nan
+    v[2 % s.batch, 0, 0, 0] = math.inf
+    v[2 % s.batch, 0, -1, -1] = math.nan
     return q, k, v
 
 
@@ -162,6 +183,7 @@ RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.HEAD_CONSTANT: _head_constant,
     Data.ALL_133120: _all_133120,
     Data.NAN_QUERIES: _nan_queries,
+    Data.SPECIAL_KEYS: _special_keys,
 }
 
 # ---- layouts -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tuner.evaluate.checks import (
     canary_checks,
     hidden_checks,
     neighbour_checks,
+    race_check,
     trial_checks,
 )
 from tuner.evaluate.clock import Clock
@@ -91,6 +92,7 @@ class Judge:
             return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, str(error))
         self.clock.tampered()  # what a kernel before this one left is not this one's
         checks = (
+            *self.races(problem),
             *trial_checks(problem),
             *hidden_checks(problem, seed, HIDDEN_CHECKS),
             *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),
@@ -119,6 +121,10 @@ class Judge:
                 return verdict
             worst = max(worst, verdict)
         return worst
+
+    def races(self, problem: Problem) -> tuple[Check, ...]:
+        """Return what comes first, to be repeated most, where tiles run side by side."""
+        return (race_check(problem),) if self.device.type == "cuda" else ()
 
     def canary(self, problem: Problem, source: KernelSource, image: bytes) -> bool:
         """Whether a kernel that was right before is right now."""

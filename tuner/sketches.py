@@ -10,6 +10,7 @@ from pathlib import Path
 from codegen.errors import TLError
 from codegen.tl.ast import Custom, Name, Sketch, walk
 from runs.record import RunSpec
+from runs.safe import MAX_NAME, is_safe_name
 from space.constraints import Backend, space_for
 from space.gpu import GpuSpec
 from space.params import Param, Space
@@ -56,7 +57,12 @@ def with_user_sketch(spec: RunSpec, path: Path, causal: bool | None) -> RunSpec:
     }
     if found:
         raise TLError(tuple(found))
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem) or "sketch"
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
+    if not is_safe_name(name):
+        raise UsageError(
+            f"{path}: a run keeps its sketch by the file's name, which must begin with a letter, "
+            f"a digit or _ and have at most {MAX_NAME} characters before .tl; rename the file"
+        )
     return replace(spec, shapes=shapes, sketches=((name, text),))
 
 

@@ -150,8 +150,6 @@ def test_many_short_tiles_fill_a_card_and_a_right_kernel_passes(variant: str, ca
     assert (s.seqlen_q, s.seqlen_k) == (MANY_ROWS, FEW_KEYS)
     assert s.batch * s.heads * (s.seqlen_q // 128) >= 2 * 142  # two for each SM of an L40S
     exam = set_exam(check.name, make(check, problem.dtype, CPU))
-    rows = exam.inputs.q[0, :, 0, 0].isnan().nonzero().flatten()
-    assert {int(r) // 16 % 4 for r in rows} == {1, 2, 3}  # never of a warpgroup's first warp
     assert isinstance(verify(fakes.kernel(fakes.right, causal), exam), float)
     verdict = verify(fakes.kernel(left_by_the_tile_before, causal), exam)
     assert isinstance(verdict, Rejected) and verdict.trial_class is TrialClass.WRONG_OUTPUT

@@ -94,13 +94,39 @@ def judged(make: Make, trials: int = 1) -> Outcome:
 # median: what it saves shows in the next trial, on the same data
 @pytest.mark.parametrize(
     ("us", "replay_us", "trials"),
-    [(5000.0, 1000.0, 2), (400.0, 40.0, 2), (400.0, 5.0, 1), (400.0, 5.0, 2), (80.0, 5.0, 1)],
+    [
+        (5000.0, 1000.0, 2),
+        (5000.0, 4000.0, 2),
+        (300.0, 160.0, 2),
+        (100.0, 60.0, 2),
+        (400.0, 40.0, 2),
+        (400.0, 5.0, 1),
+        (400.0, 5.0, 2),
+        (80.0, 5.0, 1),
+    ],
 )
 def test_kept_results_are_an_invalid_time(us: float, replay_us: float, trials: int) -> None:
     outcome = judged(lambda clock: Kept(clock, us, replay_us), trials)
     assert isinstance(outcome, Rejected)
     assert (outcome.trial_class, outcome.stage) == (TrialClass.TIMING_INVALID, Stage.TIME)
     assert "results are kept by their inputs" in outcome.reason
+
+
+class NoGraphs(ScriptedClock):
+    """A clock on which nothing can be captured."""
+
+    def graphed(self, calls: object) -> Launcher:
+        """See `Clock.graphed`."""
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_kernel_that_cannot_be_captured_is_asked_alone() -> None:
+    clock = NoGraphs()
+    bay, calls = bay_of(Honest(clock, 100.0, 100.0), 3)
+    assert check_fresh(calls, bay, clock, Sample(100.0, 100.0, 100.0, 5)) is None
+    bay, calls = bay_of(Kept(clock, 200.0, 100.0), 3)
+    found = check_fresh(calls, bay, clock, Sample(100.0, 100.0, 100.0, 5))
+    assert found is not None and "1 launch(es) on data that is new took 200 us" in found.reason
 
 
 @pytest.mark.parametrize("us", [5000.0, 400.0, 5.0])

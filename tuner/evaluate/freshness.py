@@ -10,6 +10,7 @@ entropy, so that no earlier trial can have met it.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +22,16 @@ from tuner.evaluate.arena import Bay
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.inputs import Triple
 from tuner.evaluate.output import flip_signs
-from tuner.evaluate.timing import SHORT_US, Sample
+from tuner.evaluate.timing import GRAPH_US, Sample
 from tuner.evaluate.verify import Exam, grade
 
-#: A launch on new data may take so many times the timed median: the clocks of a card move by far
-#: less, and a replay that saves less than half is not worth the trouble.
-FRESH_FACTOR = 2.0
-#: What a lone window adds to a launch: the gaps around it, a few microseconds, and inputs that a
-#: graph finds in L2 and this launch does not. Inputs that stay there are at most an eighth of the
-#: cache, 14 us of reading on the card where that is most (L40S).
+#: A launch on new data may take so many times the timed median. New columns change nothing that a
+#: kernel's time depends on, so one window of several must come as near to the median as windows
+#: of one kernel come to each other; the rest is what a replay could still gain.
+FRESH_FACTOR = 1.2
+#: What a lone window adds to its launches: the gaps around it, a few microseconds, and inputs that
+#: a longer graph finds in L2 and these launches do not. Inputs that stay there are at most an
+#: eighth of the cache, 14 us of reading on the card where that is most (L40S).
 FRESH_SLACK_US = 50.0
 #: New draws before the kernel is blamed. Another process on the card delays some windows, a
 #: replay computes in all of them; an honest kernel mostly needs one.
@@ -105,12 +107,13 @@ def check_fresh(
 ) -> Rejected | None:  # fmt: skip
     """Return the rejection of a time that does not hold on new data, or of what comes out then.
 
-    `calls` launch on the bay's slots in their order; kernels too short for a window of their own
-    run as one graph of them, as they were timed. Device faults are raised.
+    `calls` launch on the bay's slots in their order. Short kernels run as one graph of them, so
+    that the slack is shared; one that cannot be captured runs alone. Device faults are raised.
     """
     call, count = calls[0], 1
-    if sample.median_us < SHORT_US:
-        call, count = clock.graphed(list(reversed(calls))), len(calls)
+    if sample.median_us < GRAPH_US:
+        with contextlib.suppress(RuntimeError):
+            call, count = clock.graphed(list(reversed(calls))), len(calls)
     return check_call(call, count, bay, clock, sample, draw_seed)
 
 

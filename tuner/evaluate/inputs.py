@@ -155,6 +155,8 @@ def _nan_queries(s: Shape, scale: float, draw: Draw) -> Triple:
 def _special_keys(s: Shape, scale: float, draw: Draw) -> Triple:
     """Inf and NaN in key 0, which every row must see, beside others.
 
+    Key 0, since no emitted exponential of it is a polynomial: that of `exp2_fma` loses NaN.
+
     One element of K is Inf: rows whose query is positive there are NaN, the others leave the key
     out. One is NaN: all rows are. One of V is Inf and one NaN: so are these columns, and no other.
     """

@@ -16,6 +16,9 @@ class ArgKind(StrEnum):
     FLOAT = "float"  # float32: scale and other run-time scalars
     TENSOR_MAP = "tensor_map"  # 128 bytes: a TMA descriptor of a tensor, see Arg.box
     TICKETS = "tickets"  # pointer to one int32 that is 0 between launches: a tile scheduler's
+    KEY_COUNTS = "key_counts"  # pointer to int32 [batch], each sequence's keys; null: N for all
+    PAGES = "pages"  # pointer to int32 [batch, pages a sequence]: the block table of a paged cache
+    PAGE_STRIDE = "page_stride"  # int64, elements from one sequence's pages to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class Arg:
 
     `name` says what to pass: a tensor's name for POINTER (`Q`); `Q.b`, `Q.s`, `Q.h` for the
     element strides of its batch, row and head axes; `M` or `N` (query and key length), `heads`
-    (query heads), `group` (query heads per KV head) or any other scalar of the program for INT
-    and FLOAT (`scale`).
+    (query heads), `group` (query heads per KV head), `kv_heads`, `splits` or any other scalar of
+    the program for INT and FLOAT (`scale`). The pages of a paged K or V are its batch axis.
     """
 
     kind: ArgKind
@@ -39,7 +42,8 @@ class Arg:
 class GridAxis:
     """One factor of the 1-D grid: ceil(length / tile), where `length` is an argument's name.
 
-    `heads` and `batch` are lengths too, with tile 1.
+    `heads`, `kv_heads`, `batch` and `splits` are lengths too, with tile 1; `rows` is `M` times
+    `group`: the query heads of a KV head packed into rows.
     """
 
     length: str
@@ -57,13 +61,32 @@ class Launch:
     args: tuple[Arg, ...]
     #: blocks for each SM at most, 0 for no limit: a persistent kernel walks the rest of the grid
     persistent: int = 0
+    #: only when the keys are in more than one split: with one, the kernel before wrote the output
+    if_split: bool = False
+    #: may be scheduled while the kernel before it ends, whose results it waits for itself
+    dependent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """How many splits the keys of a decode problem get, from its lengths and the card.
+
+    As many as give every SM `blocks_per_sm` blocks, none with fewer than `min_tiles` tiles of
+    `keys` keys; then as few as leave none empty at the longest length.
+    """
+
+    rows: int  #: rows of a block, query heads packed
+    keys: int  #: keys of a tile
+    blocks_per_sm: int
+    min_tiles: int
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """A float32 tensor that one kernel of a program hands to the next.
 
-    `shape` names each axis: `batch`, `heads`, `M`, a whole number, or a parameter of the program.
+    `shape` names each axis: `batch`, `heads`, `M`, `kv_heads`, `rows`, `splits`, a whole number, or
+    a parameter of the program.
     """
 
     name: str
@@ -80,6 +103,7 @@ class KernelSource:
     #: global tensors in order: (name, "in" or "out")
     tensors: tuple[tuple[str, str], ...]
     workspaces: tuple[Workspace, ...] = ()
+    splits: SplitRule | None = None  #: of a decode program
 
     @property
     def digest(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from space.variant import variant_named
+from space.variant import Phase, variant_named
 
 _CAUSAL = "  Compute Mask S, causal\n"
 
@@ -147,14 +147,61 @@ Copy O from register to global
 """
 
 
-def sketches(variant: str, causal: bool) -> dict[str, str]:
+_DECODE = """\
+# Kernel 1: attention over one split of the keys
+Copy Q from global to shared
+for i = split_start:split_end
+  Copy K from global to shared
+  Compute GEMM Q, K.T and get S
+  Compute Scale S, scale
+{mask}  Compute Softmax S
+{values}end
+Compute LogSumExp S and get lse
+Copy O from register to global
+Copy lse from register to global
+
+# Kernel 2: combine the splits by their log-sum-exp
+for s = 0:num_splits
+  Copy lse_s from global to register
+  Compute Max top, lse_s and get new top
+end
+for s = 0:num_splits
+  Copy O_s from global to register
+  Copy lse_s from global to register
+  Compute Subtract lse_s, top and get w
+  Compute Exp w
+  Compute Multiply O_s, w and get new O_s
+  Compute Add O, O_s and get new O
+  Compute Add total, w and get new total
+end
+Compute Divide O, total and get new O
+Copy O from register to global
+"""
+
+_OWN_VALUES = """\
+  Copy V from global to shared
+  Reshape S from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)
+  Compute GEMM S, V and accumulate O
+"""
+
+_LATENT_VALUES = """\
+  Reshape S from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)
+  Compute GEMM S, K[:, 0:Dv] and accumulate O
+"""
+
+
+def sketches(variant: str, causal: bool, phase: Phase = Phase.PREFILL) -> dict[str, str]:
     """Return the attention sketches of `variant` by name, the default first.
 
-    All of them compute the same thing by different dataflow. Raises SpaceError on an unknown
-    variant: heads and head dims are the problem's, so the four variants share their texts.
+    All of a phase compute the same thing by different dataflow. Raises SpaceError on an unknown
+    variant: heads and head dims are the problem's, so the variants share their texts, but for
+    absorbed MLA decode, whose V is part of K.
     """
     variant_named(variant)
     mask = _CAUSAL if causal else ""
+    if phase is Phase.DECODE:
+        values = _LATENT_VALUES if variant == "mla" else _OWN_VALUES
+        return {"decode": _DECODE.format(mask=mask, values=values)}
     return {
         "forward": _FORWARD.format(mask=mask),
         "q_in_registers": _Q_IN_REGISTERS.format(mask=mask),

@@ -31,18 +31,24 @@ from runs.record import Basis, Finalist, Measured, Note, RunSpec, Timing, TrialR
 from runs.store import Replay, RunStore
 from runs.templates import manifest as manifests
 from space.gpu import gpu_named
-from space.variant import Shape, flops
+from space.variant import Phase, Problem, Shape, flops
 
-FORMAT, VERSION = "tltune-export", 1
+#: a folder with kernels that decode says so; one without is what version 1 was
+FORMAT, VERSION, DECODE_VERSION = "tltune-export", 1, 2
 TEMPLATES = Path(__file__).parent / "templates"
 #: template -> its name in the exported package
 FILES = {
     "package.py": "__init__.py",
     "attention.py": "attention.py",
+    "cache.py": "cache.py",
     "checks.py": "checks.py",
+    "choice.py": "choice.py",
+    "description.py": "description.py",
     "launch.py": "launch.py",
+    "lengths.py": "lengths.py",
     "tensor_map.py": "tensor_map.py",
     "manifest.py": "manifest.py",
+    "workspace.py": "workspace.py",
 }
 PASSED = ("Q", "K", "V")  #: what `attention` gives to a kernel
 SCALARS = ("scale",)
@@ -120,10 +126,14 @@ def winners_of(store: RunStore, replay: Replay) -> list[Winner]:
 
 
 def _best(winners: Sequence[Winner]) -> list[Winner]:
-    """Keep one winner of each shape, dtype and GPU: measured before predicted, then faster."""
-    kept: dict[tuple[Shape, str, str], Winner] = {}
+    """Keep one winner of each shape, dtype, phase, page size and GPU.
+
+    Measured before predicted, then faster.
+    """
+    kept: dict[tuple[Shape, str, str, int, str], Winner] = {}
     for w in winners:
-        key = (w.shape, w.record.problem.dtype, w.store.spec.gpu)
+        problem = w.record.problem
+        key = (w.shape, problem.dtype, problem.phase, problem.page, w.store.spec.gpu)
         if key not in kept or _rank(w) < _rank(kept[key]):
             kept[key] = w
     return list(kept.values())
@@ -155,7 +165,7 @@ def _manifest(
     gpus = dict.fromkeys(store.spec.gpu for store, _ in replays)
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": DECODE_VERSION if any(_decodes(w.record.problem) for w in winners) else VERSION,
         "gpus": {g: {"title": gpu_named(g).title, "arch": gpu_named(g).arch} for g in gpus},
         "kernels": entries,
         "shapes": shapes,
@@ -164,12 +174,16 @@ def _manifest(
     return manifest | {"sha256": manifests.digest_of(manifest)}
 
 
+def _decodes(problem: Problem) -> bool:
+    return problem.phase is Phase.DECODE
+
+
 def _shape_entry(w: Winner, kernel: str) -> dict[str, Any]:
     assert isinstance(w.record.outcome, Measured)
-    us = w.timing.median_us
-    return {
+    us, problem = w.timing.median_us, w.record.problem
+    entry = {
         **codec.to_json(w.shape),
-        "dtype": w.record.problem.dtype.value,
+        "dtype": problem.dtype.value,
         "gpu": w.store.spec.gpu,
         "kernel": kernel,
         "run": w.store.spec.run_id,
@@ -185,6 +199,9 @@ def _shape_entry(w: Winner, kernel: str) -> dict[str, Any]:
         "error_ratio": w.record.outcome.error_ratio,
         "peers_us": {f.name: f.timing.median_us for f in w.peers},
     }
+    if _decodes(problem):
+        entry |= {"phase": problem.phase.value, "page": problem.page, "splits": w.timing.splits}
+    return entry
 
 
 def _checked(w: Winner) -> Checked:
@@ -213,7 +230,7 @@ def remarks(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 def _kernel_entry(name: str, w: Winner, stored: StoredKernel) -> dict[str, Any]:
     source, cubin = stored.source, stored.cubin
     _check_callable(w, stored)
-    return {
+    entry = {
         "variant": w.record.problem.variant,
         "sketch": w.record.sketch,
         "parameters": w.record.point.as_dict(),
@@ -227,6 +244,9 @@ def _kernel_entry(name: str, w: Winner, stored: StoredKernel) -> dict[str, Any]:
         "workspaces": codec.to_json(source.workspaces),
         "resources": codec.to_json(cubin.resources),
     }
+    if source.splits is not None:
+        entry["splits"] = codec.to_json(source.splits)
+    return entry
 
 
 def _run_entry(spec: RunSpec, notes: Sequence[Note]) -> dict[str, Any]:
@@ -251,6 +271,8 @@ def _check_callable(w: Winner, stored: StoredKernel) -> None:
         raise ExportError(f"{who} reads tensor {extra[0]!r}; attention(q, k, v) has none")
     if outputs != ["O"]:
         raise ExportError(f"{who} writes {', '.join(outputs)}; attention returns O alone")
+    if _decodes(w.record.problem) and stored.source.splits is None:
+        raise ExportError(f"{who} decodes, and its kernel does not say how to split the keys")
     for launch in stored.source.launches:
         for arg in launch.args:
             if arg.kind is ArgKind.FLOAT and arg.name not in SCALARS:

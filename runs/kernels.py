@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.kernel import Cubin, KernelSource, Launch, Resources, Workspace
+from codegen.kernel import Cubin, KernelSource, Launch, Resources, SplitRule, Workspace
 from runs import codec
 from runs.errors import CodecError, StoreError
 from runs.files import private_folder, publish, read_regular, write_synced
@@ -38,6 +38,7 @@ class _About:
     compile_s: float
     nvrtc_version: str
     image_sha256: str
+    splits: SplitRule | None = None
 
 
 def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
@@ -50,7 +51,7 @@ def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
     about = _About(
         codec.SCHEMA, source.arch, source.launches, source.tensors, source.workspaces,
         source.digest, cubin.arch, cubin.key, cubin.resources, cubin.compile_s,
-        cubin.nvrtc_version, hashlib.sha256(cubin.image).hexdigest(),
+        cubin.nvrtc_version, hashlib.sha256(cubin.image).hexdigest(), source.splits,
     )  # fmt: skip
     try:
         with private_folder(folder.parent) as private:
@@ -80,7 +81,9 @@ def read_kernel(folder: Path) -> StoredKernel:
         raise StoreError(f"{folder / ABOUT} is damaged: it describes kernel {about.key[:80]!a}")
     if hashlib.sha256(image).hexdigest() != about.image_sha256:
         raise StoreError(f"{folder / IMAGE} is damaged: it is not the code that was judged")
-    source = KernelSource(text, about.source_arch, about.launches, about.tensors, about.workspaces)
+    source = KernelSource(
+        text, about.source_arch, about.launches, about.tensors, about.workspaces, about.splits
+    )
     if source.digest != about.source_digest:
         raise StoreError(f"{folder / SOURCE} is damaged: it is not the text that was compiled")
     cubin = Cubin(

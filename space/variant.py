@@ -21,6 +21,13 @@ class DType(StrEnum):
         return 2
 
 
+class Phase(StrEnum):
+    """What a kernel is made for: many queries, or a few against a long cache of keys."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class SpaceError(ValueError):
     """A name, shape or parameter the user gave is not one this package knows."""
 
@@ -63,6 +70,11 @@ VARIANTS: dict[str, Variant] = {
 PAPER_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 PAPER_TOKENS = 16384
 HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
+#: absorbed multi-head latent attention: K is the latent cache, V is its first 512 columns
+LATENT_DIMS = (576, 512)
+LATENT_SCALE_DIM = 192  #: head dim before absorption, which the default scale comes from
+DECODE_QUERIES_MAX = 8  #: most queries of a decode problem (speculative decoding)
+PAGE_SIZES = (16, 64, 128)  #: keys in a page of a paged cache
 SIZE_MAX = 2**31 - 1  #: of a batch, a head count or a length: kernels take them as int32
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -106,8 +118,13 @@ class Shape:
 
     @property
     def default_scale(self) -> float:
-        """1/sqrt(D) of the caller's head dim, before any padding."""
-        return 1.0 / math.sqrt(self.head_dim)
+        """1/sqrt(D) of the caller's head dim, before any padding; of 192 where MLA is absorbed."""
+        return default_scale(self.head_dim, self.head_dim_v)
+
+    @property
+    def latent(self) -> bool:
+        """Whether V is the first columns of K: absorbed MLA."""
+        return (self.head_dim, self.head_dim_v) == LATENT_DIMS
 
     @property
     def key(self) -> str:
@@ -115,6 +132,11 @@ class Shape:
         numbers = (self.batch, self.heads, self.kv_heads, self.seqlen_q, self.seqlen_k)
         text = ",".join(str(n) for n in (*numbers, self.head_dim, self.head_dim_v))
         return text + ("c" if self.causal else "")
+
+
+def default_scale(head_dim: int, head_dim_v: int) -> float:
+    """1/sqrt(D), or 1/sqrt(192) for the dims of absorbed MLA."""
+    return 1.0 / math.sqrt(LATENT_SCALE_DIM if (head_dim, head_dim_v) == LATENT_DIMS else head_dim)
 
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, causal: bool) -> int:
@@ -137,9 +159,13 @@ def flops(shape: Shape) -> int:
 
 
 def io_bytes(shape: Shape, dtype: DType) -> int:
-    """Fewest bytes through device memory: Q, K and V read once, O written once."""
+    """Fewest bytes through device memory: Q, K and V read once, O written once.
+
+    Where V is part of K its bytes are K's.
+    """
     q_and_o = shape.batch * shape.seqlen_q * shape.heads * (shape.head_dim + shape.head_dim_v)
-    k_and_v = shape.batch * shape.seqlen_k * shape.kv_heads * (shape.head_dim + shape.head_dim_v)
+    columns = shape.head_dim + (0 if shape.latent else shape.head_dim_v)
+    k_and_v = shape.batch * shape.seqlen_k * shape.kv_heads * columns
     return (q_and_o + k_and_v) * dtype.bytes
 
 
@@ -156,6 +182,13 @@ def check_shape(shape: Shape) -> None:
         raise SpaceError(f"negative size in shape {shape.key}")
     if max(shape.batch, shape.heads, shape.seqlen_q, shape.seqlen_k) > SIZE_MAX:
         raise SpaceError(f"shape {shape.key}: a size is past {SIZE_MAX}, the kernels' 32 bits")
+    if shape.latent:
+        if shape.kv_heads != 1 or shape.seqlen_q > DECODE_QUERIES_MAX:
+            raise SpaceError(
+                f"shape {shape.key}: head dims 576 and 512 are absorbed MLA, with 1 KV head and at "
+                f"most {DECODE_QUERIES_MAX} queries; prefill has head dims 192 and 128"
+            )
+        return
     for name, dim in (("D", shape.head_dim), ("Dv", shape.head_dim_v)):
         if dim < HEAD_DIM_MIN or dim > HEAD_DIM_MAX or dim % HEAD_DIM_STEP:
             raise SpaceError(
@@ -188,11 +221,38 @@ def paper_shapes(variant: Variant, causal: bool) -> Iterator[Shape]:
             yield Shape(batch, heads, kv_heads, length, length, head_dim, head_dim_v, causal)
 
 
+#: (batch, heads, kv_heads, keys) of the shapes that `--phase decode --shapes paper` stands for
+_DECODE: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "mha": ((1, 32, 32, 4096), (16, 32, 32, 4096)),
+    "gqa": (
+        (1, 32, 8, 4096), (1, 32, 8, 32768), (16, 32, 8, 4096), (64, 32, 8, 4096),
+        (128, 32, 8, 8192), (64, 28, 4, 4096), (1, 64, 8, 131072),
+    ),
+    "mqa": ((64, 32, 1, 4096),),
+    "mla": tuple(
+        (batch, 128, 1, keys)
+        for batch, keys in (
+            (1, 4096), (1, 32768), (1, 131072), (16, 4096), (16, 16384), (64, 4096), (128, 4096),
+            (128, 8192),
+        )
+    ),
+}  # fmt: skip
+
+
+def decode_shapes(variant: Variant) -> Iterator[Shape]:
+    """Yield the shapes of `--phase decode --shapes paper`: one query, caches of 4k to 128k keys."""
+    dims = LATENT_DIMS if variant.name == "mla" else (128, 128)
+    for batch, heads, kv_heads, keys in _DECODE[variant.name]:
+        yield Shape(batch, heads, kv_heads, 1, keys, *dims)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What one compiled kernel serves: head dims, dtype and mask. Lengths and heads are run-time.
 
-    A run has one search per problem; one kernel is timed on every shape of its problem.
+    A run has one search per problem; one kernel is timed on every shape of its problem. A decode
+    kernel packs the query heads of a KV head into its rows, splits the keys, and takes a length
+    for each sequence; `page` is the page size of its cache in keys, 0 for a cache in one piece.
     """
 
     variant: str
@@ -200,17 +260,37 @@ class Problem:
     head_dim: int
     head_dim_v: int
     causal: bool
+    phase: Phase = Phase.PREFILL
+    page: int = 0
+
+    @property
+    def latent(self) -> bool:
+        """Whether V is the first columns of K: absorbed MLA."""
+        return (self.head_dim, self.head_dim_v) == LATENT_DIMS
+
+    @property
+    def default_scale(self) -> float:
+        """1/sqrt(D), or 1/sqrt(192) for absorbed MLA."""
+        return default_scale(self.head_dim, self.head_dim_v)
 
     @property
     def key(self) -> str:
-        """Stable text form, e.g. `mha-bf16-d128-causal` or `mla-fp16-d192x128-full`."""
+        """Stable text form, e.g. `mha-bf16-d128-causal` or `mla-bf16-d576x512-full-decode`.
+
+        A paged cache adds `-page64`.
+        """
         dims = f"d{self.head_dim}"
         if self.head_dim != self.head_dim_v:
             dims += f"x{self.head_dim_v}"
-        return f"{self.variant}-{self.dtype}-{dims}-{'causal' if self.causal else 'full'}"
+        text = f"{self.variant}-{self.dtype}-{dims}-{'causal' if self.causal else 'full'}"
+        if self.phase is Phase.DECODE:
+            text += "-decode" + (f"-page{self.page}" if self.page else "")
+        return text
 
     def serves(self, shape: Shape) -> bool:
         """Whether a kernel of this problem computes `shape`."""
+        if self.phase is Phase.DECODE and shape.seqlen_q > DECODE_QUERIES_MAX:
+            return False
         return (shape.head_dim, shape.head_dim_v, shape.causal) == (
             self.head_dim,
             self.head_dim_v,
@@ -218,10 +298,16 @@ class Problem:
         )
 
 
-def problems_of(variant: str, dtype: DType, shapes: tuple[Shape, ...]) -> tuple[Problem, ...]:
+def problems_of(
+    variant: str,
+    dtype: DType,
+    shapes: tuple[Shape, ...],
+    phase: Phase = Phase.PREFILL,
+    page: int = 0,
+) -> tuple[Problem, ...]:
     """Return the distinct problems of `shapes`, in order of first appearance."""
     found = dict.fromkeys(
-        Problem(variant, dtype, s.head_dim, s.head_dim_v, s.causal) for s in shapes
+        Problem(variant, dtype, s.head_dim, s.head_dim_v, s.causal, phase, page) for s in shapes
     )
     return tuple(found)
 

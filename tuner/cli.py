@@ -35,6 +35,10 @@ Dtype = Annotated[str | None, typer.Option(help="fp16 or bf16.")]
 Causal = Annotated[
     bool | None, typer.Option("--causal/--no-causal", help="One mask only; default: both.")
 ]
+PhaseName = Annotated[str | None, typer.Option(help="prefill (default) or decode.")]
+PageSize = Annotated[
+    int | None, typer.Option(help="Decode: keys in a page of the cache; 0 = not paged.")
+]
 
 
 @app.callback()
@@ -45,7 +49,8 @@ def main_job(
     budget: Annotated[
         int | None, typer.Option(help="Distinct programs to compile and judge; default 200.")
     ] = None,
-    phase: Annotated[str | None, typer.Option(help="prefill.")] = None,
+    phase: PhaseName = None,
+    page_size: PageSize = None,
     dtype: Dtype = None,
     causal: Causal = None,
     shapes: Annotated[
@@ -87,7 +92,7 @@ def main_job(
     options = Options(
         variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, minutes, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()),
+        max_cost, tuple(price or ()), page_size,
     )  # fmt: skip
     from tuner.session import tune
     from tuner.view import View
@@ -109,11 +114,12 @@ def sketch(
     variant: Annotated[str, typer.Option(help="mha, gqa, mqa or mla.")],
     causal: Annotated[bool, typer.Option("--causal/--no-causal")] = False,
     name: Annotated[str | None, typer.Option(help="Which built-in sketch.")] = None,
+    phase: PhaseName = None,
 ) -> None:
     """Print a built-in TL sketch."""
     from tuner.commands.tl import sketch_text
 
-    typer.echo(sketch_text(variant, causal, name).rstrip("\n"))
+    typer.echo(sketch_text(variant, causal, name, phase).rstrip("\n"))
 
 
 @app.command()
@@ -141,11 +147,15 @@ def emit(
     head_dim: Annotated[str | None, typer.Option(help="D or D,Dv.")] = None,
     dtype: Dtype = None,
     causal: Causal = None,
+    phase: PhaseName = None,
+    page_size: PageSize = None,
 ) -> None:
     """Print the CuTe source that a TL file becomes at a point."""
     from tuner.commands.tl import EmitRequest, emitted
 
-    request = EmitRequest(file, gpu, variant, dtype, head_dim, causal, tuple(p or ()))
+    request = EmitRequest(
+        file, gpu, variant, dtype, head_dim, causal, tuple(p or ()), phase, page_size
+    )
     typer.echo(emitted(request).rstrip("\n"))
 
 
@@ -192,6 +202,8 @@ def compare(
         str, typer.Option(help="Two or more of llm, search, assisted, random.")
     ] = "llm,search,assisted,random",
     seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
+    phase: PhaseName = None,
+    page_size: PageSize = None,
     dtype: Dtype = None,
     causal: Causal = None,
     shapes: Annotated[
@@ -218,9 +230,9 @@ def compare(
     from tuner.commands.compare import run_compare
 
     options = Options(
-        variant, gpu, budget, None, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
+        variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, None, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()),
+        max_cost, tuple(price or ()), page_size,
     )  # fmt: skip
     run_compare(options, arms, seeds, context.obj["machine"]())
 

@@ -12,16 +12,16 @@ from space.constraints import Backend
 from space.gpu import GPUS, GpuSpec, check_dtype, gpu_named, gpu_of_device_name
 from space.variant import (
     DType,
+    Phase,
     Shape,
     SpaceError,
     Variant,
     dtype_named,
-    paper_shapes,
     parse_shape,
     variant_named,
-    with_causal,
 )
 from tuner.errors import MachineError, UsageError
+from tuner.phases import check_phase, masked, page_size, phase_named, usual_shapes
 
 if TYPE_CHECKING:
     from llm_proposer.session import ModelSettings
@@ -56,6 +56,7 @@ class Options:
     max_tokens: int | None = None
     max_cost: float | None = None
     prices: tuple[str, ...] = ()
+    page_size: int | None = None
 
 
 def gpu_of(options: Options, devices: tuple[str, ...]) -> GpuSpec:
@@ -92,10 +93,9 @@ def basis_of(measure: str, gpu: GpuSpec, devices: tuple[str, ...]) -> Basis:
 
 def check_common(options: Options) -> None:
     """Raise UsageError for what no run of this version does."""
-    if options.phase not in (None, "prefill"):
-        if options.phase == "decode":
-            raise UsageError("--phase decode is not in this version; use --phase prefill")
-        raise UsageError(f"unknown phase {options.phase!r}; known phases: prefill")
+    phase = phase_named(options.phase)
+    if options.resume is None:  # a run that goes on has its own
+        page_size(phase, options.page_size)
     _check_text("--model", options.model)
     _check_text("--proposer", options.proposer)
     _check_proposer(options)
@@ -175,12 +175,14 @@ def spec_of(options: Options, gpu: GpuSpec, basis: Basis, run_id: str) -> RunSpe
     variant = variant_named(options.variant)
     dtype = gpu.dtypes[-1] if options.dtype is None else dtype_named(options.dtype)
     check_dtype(gpu, dtype)
+    phase = phase_named(options.phase)
+    words = options.shapes or ("paper",)
     return RunSpec(
         run_id=run_id,
         variant=variant.name,
         gpu=gpu.name,
         dtype=DType(dtype),
-        shapes=read_shapes(options.shapes or ("paper",), variant, options.causal),
+        shapes=read_shapes(words, variant, options.causal, phase),
         budget=DEFAULT_BUDGET if options.budget is None else options.budget,
         seed=options.seed or 0,
         measure=basis,
@@ -188,18 +190,23 @@ def spec_of(options: Options, gpu: GpuSpec, basis: Basis, run_id: str) -> RunSpe
         backend=backend_named(options.backend),
         minutes=options.minutes,
         model=options.model or "",
+        phase=phase,
+        page=page_size(phase, options.page_size),
     )
 
 
-def read_shapes(words: tuple[str, ...], variant: Variant, causal: bool | None) -> tuple[Shape, ...]:
+def read_shapes(
+    words: tuple[str, ...], variant: Variant, causal: bool | None, phase: Phase = Phase.PREFILL
+) -> tuple[Shape, ...]:
     """Return the shapes that `words` (paper, a file, or a shape each) stand for, in order.
 
-    With `causal` None every shape is tuned under both masks. Raises UsageError or SpaceError.
+    With `causal` None every shape is tuned under both masks, where they differ. Raises UsageError
+    or SpaceError.
     """
     plain: list[Shape] = []
     for word in words:
         if word == "paper":
-            plain.extend(paper_shapes(variant, causal=False))
+            plain.extend(usual_shapes(variant, phase))
         elif "," in word:
             plain.append(parse_shape(word))
         else:
@@ -207,8 +214,10 @@ def read_shapes(words: tuple[str, ...], variant: Variant, causal: bool | None) -
     for shape in plain:
         if (reason := variant.admits(shape)) is not None:
             raise UsageError(f"shape {shape.key} is not {variant.name}: {reason}")
-    masks = (False, True) if causal is None else (causal,)
-    return tuple(dict.fromkeys(with_causal(s, mask) for mask in masks for s in plain))
+        check_phase(variant, shape, phase)
+    found = [s for shape in plain for s in masked(shape, phase, causal)]
+    found.sort(key=lambda s: s.causal)
+    return tuple(dict.fromkeys(found))
 
 
 def _shapes_in(path: Path) -> list[Shape]:

@@ -25,7 +25,7 @@ from runs.record import (
 )
 from runs.store import RunStore
 from space.gpu import GpuSpec
-from space.variant import Problem, Shape, flops, problems_of
+from space.variant import Phase, Problem, Shape, flops
 from tuner.devices import device_names
 from tuner.drift import DriftWatch
 from tuner.errors import MachineError
@@ -34,6 +34,7 @@ from tuner.evaluate.model import predict
 from tuner.finish import Contender, PeerTimes, contenders, rejection
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob, Reading
 from tuner.lanes import Candidate
+from tuner.phases import problems_in
 from tuner.pools import CompilePool, Compiles, GpuPool, Judges
 from tuner.session import Machine, Workshop
 from tuner.worker import JobFailed, WorkerLost, WorkerUnavailable
@@ -44,6 +45,7 @@ AHEAD = 2  #: candidates in flight beyond the compile processes, so that the GPU
 TRIAL_S = 15.0  #: time limit of a trial: so much, and what its shapes are worth
 LAUNCHES = 200  #: of each shape at the hardware's peak: 10 at a twentieth of it
 MOST_WORKERS = 8
+DECODE_ROUNDS = 50  #: of the final timing of decode, whose launches take microseconds
 PEER_ROUNDS = 5  #: of the timing that only serves to show the peers beside the search
 FINAL_ROUNDS = 4  #: times that rejected finalists are replaced by the next best
 
@@ -262,6 +264,8 @@ class DeviceWorkshop:
             if not mine:
                 continue
             job = FinalsJob(problem, _loaded(store, mine), here, spec.seed)
+            if problem.phase is Phase.DECODE:
+                job = replace(job, rounds=DECODE_ROUNDS)
             found = _answer(self._judges.finals(job))
             if found.conditions:
                 store.append(_note("conditions", problem=problem.key, after=found.conditions))
@@ -285,8 +289,7 @@ class DeviceWorkshop:
 
 
 def _shapes_by_problem(spec: RunSpec) -> list[tuple[Problem, tuple[Shape, ...]]]:
-    problems = problems_of(spec.variant, spec.dtype, spec.shapes)
-    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems]
+    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems_in(spec)]
 
 
 def _loaded(store: RunStore, contenders: Sequence[Contender]) -> tuple[Entry, ...]:

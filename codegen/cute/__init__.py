@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.cute.decode_program import translate_decode
 from codegen.cute.emit import emit
 from codegen.cute.names import safe
 from codegen.cute.plan import KernelPlan, plan_kernel
@@ -14,7 +15,7 @@ from codegen.errors import PlanError
 from codegen.kernel import KernelSource, Launch, Workspace
 from codegen.tl.ast import Program
 from space.gpu import GpuSpec
-from space.variant import Problem
+from space.variant import Phase, Problem
 
 
 def target_of(gpu: GpuSpec) -> Target:
@@ -29,6 +30,8 @@ def translate(program: Program, problem: Problem, gpu: GpuSpec) -> KernelSource:
     """
     if problem.dtype not in gpu.dtypes:
         raise PlanError(f"{gpu.name} (sm_{gpu.sm}) has no {problem.dtype} tensor cores; use fp16")
+    if problem.phase is Phase.DECODE:
+        return translate_decode(program, problem, gpu, target_of(gpu))
     program = safe(program)
     if program.param("consumer_warpgroups", 0):
         return _translate_hopper(program, problem, gpu)

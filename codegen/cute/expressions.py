@@ -7,6 +7,9 @@ from codegen.tl import ast
 
 Environment = dict[str, str]
 
+#: run-time lengths whose name in a kernel is another
+LENGTHS = {"num_splits": "splits"}
+
 
 def cxx(expr: ast.Expr, environment: Environment, bound: bool = False) -> str:
     """Return C++ for `expr`; names go through `environment`. In a bound, division rounds up.
@@ -17,7 +20,7 @@ def cxx(expr: ast.Expr, environment: Environment, bound: bool = False) -> str:
         case ast.Num(value=value):
             return str(int(value)) if float(value).is_integer() else f"{value:.9g}f"
         case ast.Name(id=name):
-            return environment.get(name, name)
+            return environment.get(name, LENGTHS.get(name, name))
         case ast.BinOp(op="/", left=left, right=right) if bound:
             return f"ceil_div({cxx(left, environment, bound)}, {cxx(right, environment, bound)})"
         case ast.BinOp(op=op, left=left, right=right) | ast.Compare(op=op, left=left, right=right):

@@ -37,27 +37,32 @@ _SUFFIXES = """
 DERIVED = tuple(_SUFFIXES.split())
 
 
-def safe(program: ast.Program) -> ast.Program:
+def safe(
+    program: ast.Program, words: frozenset[str] = frozenset(), suffixes: tuple[str, ...] = ()
+) -> ast.Program:
     """Return the program with colliding names changed.
 
-    Raises PlanError where the name is a launch argument: a tensor's or a run-time scalar's.
+    `words` and `suffixes` are those of a frame that uses more than the common ones. Raises
+    PlanError where the name is a launch argument: a tensor's or a run-time scalar's.
     """
+    reserved, derived = RESERVED | words, DERIVED + suffixes
     for scalar in program.scalars:
-        if scalar in RESERVED and scalar != "scale":  # which is the kernel's own
+        if scalar in reserved and scalar != "scale":  # which is the kernel's own
             raise PlanError(f"a scalar cannot be called {scalar}: the kernel uses the name")
-    return replace(program, kernels=tuple(_kernel(k) for k in program.kernels))
+    kernels = tuple(_kernel(k, reserved, derived) for k in program.kernels)
+    return replace(program, kernels=kernels)
 
 
-def _kernel(kernel: ast.Kernel) -> ast.Kernel:
+def _kernel(kernel: ast.Kernel, reserved: frozenset[str], suffixes: tuple[str, ...]) -> ast.Kernel:
     tensors = {t.name for t in kernel.tensors}
     loops = {s.var for s in ast.walk(kernel.body) if isinstance(s, ast.For)}
     names = {t.name for t in kernel.tiles} | loops
-    derived = {f"{n}_{suffix}" for n in names | tensors for suffix in DERIVED}
+    derived = {f"{n}_{suffix}" for n in names | tensors for suffix in suffixes}
     derived |= {f"g{t}" for t in tensors}
     for tensor in sorted(tensors):
-        if tensor in RESERVED:
+        if tensor in reserved:
             raise PlanError(f"a tensor cannot be called {tensor}: the kernel uses the name")
-    renamed = {name: f"{name}_" for name in sorted(names - tensors) if name in RESERVED | derived}
+    renamed = {name: f"{name}_" for name in sorted(names - tensors) if name in reserved | derived}
     if not renamed:
         return kernel
     tiles = tuple(replace(t, name=renamed.get(t.name, t.name)) for t in kernel.tiles)

@@ -20,15 +20,21 @@ from codegen.tl import ast
 
 STEP = 16
 
-PRELUDE = """
+BARRIERS_PRELUDE = """
 struct alignas(64) TensorMap { char bytes[128]; };
 
 __device__ __forceinline__ uint64_t* barrier_at(int number) {
   return reinterpret_cast<uint64_t*>(smem + kBarriers) + number;
 }
+"""
+
+TILE_SLOTS_PRELUDE = """
 __device__ __forceinline__ int volatile* tile_slots() {
   return reinterpret_cast<int volatile*>(smem + kTileSlots);
 }
+"""
+
+WAITS_PRELUDE = """
 // waits until the barrier's phase of this parity has ended
 __device__ __forceinline__ void wait(int number, uint32_t parity) {
   asm volatile(
@@ -87,7 +93,8 @@ class _Emitter(Sm90Writer):
         out.line(f"constexpr int kTileSlots = {plan.tile_slot_offset};")
         out.lines(PACK["async", base.problem.dtype])
         out.lines(UNPACK[base.problem.dtype])
-        out.lines(PRELUDE)
+        for part in (BARRIERS_PRELUDE, TILE_SLOTS_PRELUDE, WAITS_PRELUDE):
+            out.lines(part)
         out.lines(WGMMA_PRELUDE)
         if any(s.fma_share for s in base.softmaxes):
             out.lines(EXP2_FMA)

@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 from codegen.cute.copies import Source
 from codegen.cute.plan import Buffer, LoopPlan
+from codegen.cute.row_copies import Gathered
 from codegen.cute.sm90_plan import Sm90Plan
 from codegen.cute.sm90_writer import STEP, Sm90Writer
 from codegen.cute.statements import Statements, comment
+from codegen.cute.target import BARRIER
 from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, product_name
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS
+from space.tiles import CHUNK_BYTES
 from space.variant import DType
 
 #: named barriers: 0 is __syncthreads
@@ -55,13 +57,22 @@ class NoCopies:
     def prelude(self, out: Writer, dtype: DType) -> None:
         raise PlanError("the Hopper back end writes its own prelude")
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         raise PlanError(f"{buffer.name} travels by TMA")
 
     def issue(self, buffer: Buffer, index: str) -> str:
         raise PlanError(f"{buffer.name} travels by TMA")
 
-    def land(self, out: Writer, buffers: tuple[Buffer, ...], index: str, pending: int) -> None:
+    def land(
+        self,
+        out: Writer,
+        buffers: tuple[Buffer, ...],
+        index: str,
+        pending: int,
+        meet: str = BARRIER,
+    ) -> None:
         raise PlanError("tiles travel by TMA")
 
 

@@ -265,7 +265,7 @@ class Statements:
             self.softmaxes.step(self.plan.softmax(stmt.name))
         elif stmt.op == "Normalize":
             self.softmaxes.normalize(stmt)
-        elif stmt.op == "Lse":
+        elif stmt.op == "LogSumExp":
             self.softmaxes.log_sum_exp(stmt, target)
         elif stmt.op == "Scale":
             self._scale(stmt)

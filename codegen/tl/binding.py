@@ -54,11 +54,11 @@ from codegen.tl.online import (
 from codegen.tl.prepare import RawKernel, prepare, scalar_loads
 from codegen.tl.roles import accumulators_of, derived, running_maxima, scores_of
 from codegen.tl.scaling import Context, unify_scale
-from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS
+from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS, SPLIT_COUNT
 from space.params import Point
 from space.variant import Problem
 
-_INDICES = frozenset({BLOCK_ROW, BLOCK_COLUMN, SPLIT, *SPLIT_BOUNDS, "M", "N"})
+_INDICES = frozenset({BLOCK_ROW, BLOCK_COLUMN, SPLIT, *SPLIT_BOUNDS, SPLIT_COUNT, "M", "N"})
 _DEFAULT_BK = 32
 #: spellings of the problem's tensors, lower case
 _ROLES = {
@@ -82,10 +82,8 @@ def assemble(sketch: Sketch, problem: Problem, point: Point) -> Program:
         kernels.append(bound)
     names = ("forward",) if len(kernels) == 1 else _names(kernels)
     kernels = [replace(k, name=n) for k, n in zip(kernels, names, strict=True)]
-    tuned = dict(params.tuned)
-    if any(t.axes for k in kernels for t in k.tensors):
-        tuned.setdefault("num_splits", 1)
-    return Program(tuple(kernels), tuple(sorted(tuned.items())), tuple(scalars), sketch.lines)
+    tuned = tuple(sorted(params.tuned.items()))
+    return Program(tuple(kernels), tuned, tuple(scalars), sketch.lines)
 
 
 def _names(kernels: list[Kernel]) -> tuple[str, ...]:
@@ -209,7 +207,7 @@ class _KernelBinder:
         )
 
     def _normalise(self) -> None:
-        scale = self.problem.head_dim**-0.5
+        scale = self.problem.default_scale
         context = Context(scale, self.problem.causal, self.numbers)
         loads = scalar_loads(self.block)
         biases = frozenset(
@@ -279,8 +277,9 @@ class _KernelBinder:
             length: Expr
             match self.loops.get(stmt.var, "key"):
                 case "split":
-                    splits = self.params.tuned.get("num_splits", 1)
-                    return replace(stmt, lo=Num(0), hi=Num(splits))
+                    splits = self.params.tuned.get(SPLIT_COUNT)
+                    count = Name(SPLIT_COUNT) if splits is None else Num(splits)
+                    return replace(stmt, lo=Num(0), hi=count)
                 case "query":
                     length, step = Name("M"), self.bm
                 case "feature":

@@ -39,6 +39,9 @@ from codegen.tl.numerics import UNARY, Array, divide, subtract
 from codegen.tl.roles import accumulators_of
 from space.variant import DType
 
+#: splits of a program that leaves them open: with short keys the last ones are empty
+DEFAULT_SPLITS = 3
+
 
 @dataclass(slots=True)
 class _State:
@@ -56,13 +59,15 @@ def run(
     dtype: DType,
     *,
     exact: bool = False,
+    splits: int = DEFAULT_SPLITS,
 ) -> dict[str, Array]:
     """Run `program` and return its outputs, [batch, rows, heads, columns].
 
     `tensors` are arrays or CPU tensors [batch, rows, heads, columns] by name. `exact` computes in
-    float64 and rounds nowhere. Raises ValueError naming what is missing or does not fit.
+    float64 and rounds nowhere; `splits` is the number of splits of a program whose keys are split
+    and which no Param gives one. Raises ValueError naming what is missing or does not fit.
     """
-    machine = Machine(program, tensors, scalars, dtype, exact)
+    machine = Machine(program, tensors, scalars, dtype, exact, splits)
     with np.errstate(invalid="ignore", over="ignore"):
         for kernel in program.kernels:
             for names in machine.blocks(kernel):
@@ -277,6 +282,8 @@ class _Block:
                 data = value.showing(-np.inf if low else 0.0)
                 reduced = data.max(-1, keepdims=True) if low else data.sum(-1, keepdims=True)
                 self._put(out, Value(reduced, value.row))
+            case "LogSumExp":
+                self._put(out, self._log_sum_exp(stmt.name))
             case "Max" | "Min":
                 value, second = self._get(stmt.name), self._argument(stmt.args[0])
                 pick = np.maximum if stmt.op == "Max" else np.minimum
@@ -334,6 +341,19 @@ class _Block:
             accumulated = self._get(name)
             self._put(name, replace(accumulated, data=accumulated.data * alpha))
         self._put(stmt.out or stmt.name, replace(value, data=weights))
+
+    def _log_sum_exp(self, name: str) -> Value:
+        """Return ln(sum of e^score) of each row so far: minus infinity where nothing was seen."""
+        if name not in self.state.softmax:  # the loop had no step
+            tile = self.kernel.tile(name, Memory.REGISTER)
+            assert tile is not None
+            shape = (self.machine.batch, self.machine.heads, tile.rows, 1)
+            return Value(np.full(shape, -np.inf, dtype=self.machine.float))
+        maximum, total = self.state.softmax[name]
+        with np.errstate(divide="ignore"):
+            logs = np.log(total)
+        seen = np.where(total > 0, maximum + logs, -np.inf)
+        return Value(seen.astype(self.machine.float))
 
     def _normalize(self, stmt: Custom) -> None:
         value = self._get(stmt.name)

@@ -24,7 +24,7 @@ from codegen.tl.evaluate import Number
 from codegen.tl.flow import Block, names_in
 from codegen.tl.numerics import Array, round_to
 from codegen.tl.roles import running_maxima
-from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS
+from codegen.tl.vocabulary import BLOCK_COLUMN, BLOCK_ROW, SPLIT, SPLIT_BOUNDS, SPLIT_COUNT
 from space.variant import DType
 
 
@@ -62,11 +62,12 @@ class Machine:
         scalars: Mapping[str, float],
         dtype: DType,
         exact: bool,
+        splits: int,
     ) -> None:
         self.dtype = dtype
         self.exact = exact
         self.float = np.dtype(np.float64 if exact else np.float32)
-        self.splits = program.param("num_splits", 1)
+        self.splits = program.param(SPLIT_COUNT, splits)
         self.scalars = dict(scalars)
         if missing := [s for s in program.scalars if s not in scalars]:
             raise ValueError(f"the program needs a number for {', '.join(missing)}")
@@ -133,6 +134,7 @@ class Machine:
                         BLOCK_ROW: row,
                         BLOCK_COLUMN: column,
                         SPLIT: split,
+                        SPLIT_COUNT: self.splits,
                         SPLIT_BOUNDS[0]: start,
                         SPLIT_BOUNDS[1]: min(start + per_split, key_tiles),
                     }

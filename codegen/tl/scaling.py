@@ -26,9 +26,11 @@ from codegen.tl.flow import (
 from codegen.tl.roles import (
     derived,
 )
-from codegen.tl.vocabulary import ROW_OPS, is_log2_scale, is_root_of_dim, is_scale
+from codegen.tl.vocabulary import is_log2_scale, is_root_of_dim, is_scale
 
 SCALE = "scale"
+#: row reductions of a softmax that is spelt out
+_WRITTEN_OUT = ("RowMax", "RowSum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def _close(a: Number, b: float) -> bool:
 
 def unify_scale(block: Block, scores: tuple[str, ...], context: Context) -> Block:
     """Give each scores tile one `Scale S, scale`, as near behind its GEMM as it commutes."""
-    written_out = any(isinstance(s, Custom) and s.op in ROW_OPS for s in walk(block))
+    written_out = any(isinstance(s, Custom) and s.op in _WRITTEN_OUT for s in walk(block))
     for name in scores:
         family = derived(block, name)
         operands = {

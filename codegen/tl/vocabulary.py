@@ -12,7 +12,7 @@ ARITH_OPS = ("Add", "Subtract", "Multiply", "Divide")
 #: Elementwise operators of one tile.
 ELEMENTWISE = ("Scale", "Softcap", "Relu", "Sigmoid", "Tanh", "Gelu", "Exp", "Exp2", "Log", "Neg")
 #: Operators that reduce each row of a tile to a row vector.
-ROW_OPS = ("RowMax", "RowSum")
+ROW_OPS = ("RowMax", "RowSum", "LogSumExp")
 #: Elementwise operators of two tiles, the second an argument.
 PAIRWISE = ("Max", "Min")
 #: The rest of the operators.
@@ -43,6 +43,7 @@ _SPELLINGS: dict[str, tuple[str, tuple[Expr, ...]]] = {
     "rowmaximum": ("RowMax", ()),
     "reducemax": ("RowMax", ()),
     "reducesum": ("RowSum", ()),
+    "lse": ("LogSumExp", ()),
     "exponential": ("Exp", ()),
     "ln": ("Log", ()),
     "negate": ("Neg", ()),
@@ -152,6 +153,8 @@ BLOCK_ROW = "block_idx"
 BLOCK_COLUMN = "block_n"
 SPLIT = "split"
 SPLIT_BOUNDS = ("split_start", "split_end")
+#: how many splits there are: a run-time length where no Param of that name gives a number
+SPLIT_COUNT = "num_splits"
 
 _BLOCK_ROW = re.compile(
     r"(block_?(idx|id|row|m|q|index)?|[mq]_?block(_?(idx|id|index))?|row_?(block|tile)(_?idx)?"

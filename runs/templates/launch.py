@@ -1,8 +1,8 @@
 """Loads a cubin, packs its arguments and starts its kernels, through `cuda.bindings` alone.
 
-An exported folder carries a copy of this file, so it imports nothing else of the project. Kernels
-and axes are described by objects with the fields of `Launch`, `Arg` and `Axis` below; tensors are
-anything with `data_ptr()` and `stride()`.
+An exported folder carries a copy of this file, so it imports nothing else of the project. Launches
+are described by objects with the fields of `description.Launch`; tensors are anything with
+`data_ptr()` and `stride()`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ import functools
 import importlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from . import tensor_map
+from .description import Arg, ArgLike, Axis, Launch, LaunchLike, SplitRule
+from .lengths import problem_lengths, split_count, workspace_shape
+
+__all__ = [
+    "Arg", "Axis", "Call", "DriverError", "Kernel", "Launch", "LaunchError", "Module", "Prepared",
+    "SplitRule", "TensorLike", "grid_size", "load", "pack", "prepare", "problem_lengths",
+    "split_count", "ticket_names", "workspace_shape",
+]  # fmt: skip
 
 DEFAULT_SMEM_BYTES = 48 * 1024  #: dynamic shared memory a kernel gets without asking
 INT32_MAX = 2**31 - 1
-ADDRESSES = ("pointer", "tickets")  #: kinds that are packed as an address
+#: kinds that are packed as an address; that of key_counts may be null
+ADDRESSES = ("pointer", "tickets", "pages", "key_counts")
 STRIDE_AXES = {"b": 0, "s": 1, "h": 2}  #: axes of a [batch, rows, heads, columns] tensor
 
 
@@ -33,76 +42,6 @@ class DriverError(LaunchError):
         super().__init__(f"{what}: {name} ({text})")
         self.code = code
         self.name = name
-
-
-class Arg(NamedTuple):
-    """One kernel argument: how it is packed and what it is.
-
-    The kinds are pointer, stride, int, float, tensor_map (a TMA descriptor, whose copies move a
-    `box` of columns and rows) and tickets (a pointer to an int32 that is 0 between launches).
-    """
-
-    kind: str
-    name: str
-    box: tuple[int, int] = (0, 0)
-
-
-class Axis(NamedTuple):
-    """One factor of the 1-D grid: ceil(length / tile)."""
-
-    length: str
-    tile: int
-
-
-class Launch(NamedTuple):
-    """How to start one `__global__` function.
-
-    `persistent` is the number of blocks for each SM at most, 0 for no limit.
-    """
-
-    entry: str
-    threads: int
-    smem_bytes: int
-    grid: tuple[Axis, ...]
-    args: tuple[Arg, ...]
-    persistent: int = 0
-
-
-class AxisLike(Protocol):
-    """What `pack` reads of a grid axis."""
-
-    @property
-    def length(self) -> str: ...
-    @property
-    def tile(self) -> int: ...
-
-
-class ArgLike(Protocol):
-    """What `pack` reads of an argument."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def box(self) -> tuple[int, int]: ...
-
-
-class LaunchLike(Protocol):
-    """What `pack` reads of a launch."""
-
-    @property
-    def entry(self) -> str: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def smem_bytes(self) -> int: ...
-    @property
-    def grid(self) -> Sequence[AxisLike]: ...
-    @property
-    def args(self) -> Sequence[ArgLike]: ...
-    @property
-    def persistent(self) -> int: ...
 
 
 class TensorLike(Protocol):
@@ -223,8 +162,8 @@ class Call:
     strides.
     """
 
-    __slots__ = ("_addresses", "_encoder", "_maps", "_memory", "_params", "_pointers", "grid",
-                 "launch_info", "slots")  # fmt: skip
+    __slots__ = ("_addresses", "_config", "_encoder", "_maps", "_memory", "_params", "_pointers",
+                 "grid", "launch_info", "slots")  # fmt: skip
 
     def __init__(self, launch: LaunchLike, grid: int, encoder: tensor_map.Encoder | None) -> None:
         self.launch_info = launch
@@ -246,6 +185,7 @@ class Call:
             *(at.get(i, first + i * size) for i in range(count))
         )
         self._params = ctypes.addressof(self._addresses)
+        self._config: Any = None  #: of a dependent launch, made at its first
 
     def bind(self, addresses: Mapping[str, int]) -> None:
         """Write the tensors' addresses, by name. Raises LaunchError when TMA refuses one."""
@@ -272,12 +212,31 @@ class Call:
     def launch(self, kernel: Kernel, stream: int) -> None:
         """Start the kernel on a stream; does not wait. Raises DriverError."""
         info = self.launch_info
-        result = kernel.driver.cuLaunchKernel(
-            kernel.function, self.grid, 1, 1, info.threads, 1, 1, info.smem_bytes, stream,
-            self._params, 0,
-        )  # fmt: skip
+        if info.dependent:
+            if self._config is None:
+                self._config = _dependent_config(kernel.driver, info, self.grid)
+            self._config.hStream = stream
+            result = kernel.driver.cuLaunchKernelEx(self._config, kernel.function, self._params, 0)
+        else:
+            result = kernel.driver.cuLaunchKernel(
+                kernel.function, self.grid, 1, 1, info.threads, 1, 1, info.smem_bytes, stream,
+                self._params, 0,
+            )  # fmt: skip
         if result[0]:
             checked(kernel.driver, result, f"launch {info.entry}")
+
+
+def _dependent_config(driver: Any, launch: LaunchLike, grid: int) -> Any:
+    """Return a configuration whose kernel may be scheduled before the one ahead of it ends."""
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.threads, 1, 1
+    config.sharedMemBytes = launch.smem_bytes
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 def pack(
@@ -291,8 +250,9 @@ def pack(
     """Pack the arguments of one launch.
 
     `lengths` holds batch, heads, group, M, N and any whole-number parameter the launch names;
-    `scalars` the floats; `tensors` every tensor, workspaces and tickets included. A persistent
-    launch wants `num_sms`. Raises LaunchError naming what is missing or out of range.
+    `scalars` the floats; `tensors` every tensor, workspaces, tickets, `pages` and `key_counts`
+    included; without `key_counts` every sequence has N keys. A persistent launch wants `num_sms`.
+    Raises LaunchError naming what is missing or out of range.
     """
     grid = grid_size(launch, lengths)
     if launch.persistent:
@@ -303,7 +263,9 @@ def pack(
         encoder = encoder or _encoder()
     call = Call(launch, grid, encoder)
     for i, arg in enumerate(launch.args):
-        if arg.kind in ADDRESSES:
+        if arg.kind == "key_counts" and arg.name not in tensors:
+            call.slots[i] = 0
+        elif arg.kind in ADDRESSES:
             call.slots[i] = _named(tensors, arg.name, "tensor", launch).data_ptr()
         elif arg.kind != "tensor_map":
             call.slots[i] = _packed(arg, launch, tensors, lengths, scalars)
@@ -332,6 +294,8 @@ def _packed(
             raise LaunchError(f"{launch.entry}: stride {arg.name!r} is not of axis b, s or h")
         stride = _named(tensors, name, "tensor", launch).stride()[STRIDE_AXES[axis]]
         return ctypes.c_uint64(stride).value
+    if arg.kind == "page_stride":
+        return ctypes.c_uint64(_named(tensors, arg.name, "tensor", launch).stride()[0]).value
     if arg.kind == "int":
         value = _named(lengths, arg.name, "length", launch)
         if not -INT32_MAX <= value <= INT32_MAX:
@@ -361,25 +325,6 @@ def grid_size(launch: LaunchLike, lengths: Mapping[str, int]) -> int:
     if not 1 <= blocks <= INT32_MAX:
         raise LaunchError(f"{launch.entry}: a grid of {blocks} blocks; 1 to {INT32_MAX} can start")
     return blocks
-
-
-def problem_lengths(
-    batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int
-) -> dict[str, int]:
-    """Return the lengths that every attention kernel may ask for, by argument name."""
-    return {
-        "batch": batch,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "group": heads // kv_heads,
-        "M": seqlen_q,
-        "N": seqlen_k,
-    }
-
-
-def workspace_shape(axes: Iterable[str], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a workspace's sizes: each axis is a whole number or the name of a length."""
-    return tuple(int(a) if a.isdecimal() else lengths[a] for a in axes)
 
 
 def ticket_names(launches: Iterable[LaunchLike]) -> tuple[str, ...]:
@@ -413,12 +358,14 @@ def prepare(
     lengths: Mapping[str, int],
     scalars: Mapping[str, float],
 ) -> Prepared:
-    """Pack every launch of a program. Raises LaunchError or DriverError.
+    """Pack every launch of a program that these lengths need. Raises LaunchError or DriverError.
 
-    Arguments are as for `pack`.
+    Arguments are as for `pack`; `lengths` holds `splits` where a launch asks for more than one.
     """
     steps = []
     for x in launches:
+        if x.if_split and _named(lengths, "splits", "length", x) == 1:
+            continue
         num_sms = module.num_sms if x.persistent else 0
         call = pack(x, tensors, lengths, scalars, num_sms)
         steps.append((module.kernel(x.entry, x.smem_bytes), call))

@@ -229,3 +229,18 @@ def test_signs_flipped_twice_are_the_first_bits(dtype: torch.dtype) -> None:
     once = flip_signs(every.clone())
     assert (once.view(torch.int16) == every.view(torch.int16) ^ -0x8000).all()
     assert (flip_signs(once).view(torch.int16) == every.view(torch.int16)).all()
+
+
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_moved_columns_of_a_latent_cache_stay_one(page: int, causal: bool) -> None:
+    """V is the first columns of K: they move together, and the answer with them."""
+    shape = Shape(2, 16, 1, 2, 70, 576, 512, causal)
+    assert shape.latent
+    bay = Arena((shape,), DType.BF16, 1, CPU, page).bay(shape)
+    exam = renew(bay, 5)
+    _, k, v = exam.inputs.tensors
+    assert v.data_ptr() == k.data_ptr() and torch.equal(v, k[..., :512])
+    assert not torch.equal(k, bay.exams[-1].pristine[1])
+    for part, right in zip(exam.expected, expect(exam.inputs), strict=True):
+        torch.testing.assert_close(part.exact, right.exact, rtol=0, atol=1e-12)

@@ -29,8 +29,9 @@ def test_a_folder_is_a_package_with_sources_cubins_and_manifest(tmp_path: Path) 
     assert json.loads((tmp_path / "out/manifest.json").read_text()) == manifest
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == [
-        "__init__.py", "attention.py", "checks.py", "kernels", "launch.py", "manifest.json",
-        "manifest.py", "tensor_map.py",
+        "__init__.py", "attention.py", "cache.py", "checks.py", "choice.py", "description.py",
+        "kernels", "launch.py", "lengths.py", "manifest.json", "manifest.py", "tensor_map.py",
+        "workspace.py",
     ]  # fmt: skip
     for entry in manifest["kernels"].values():
         source = (tmp_path / "out" / entry["source"]).read_bytes()

@@ -9,6 +9,9 @@ from enum import IntEnum
 from types import SimpleNamespace
 
 import pytest
+from cuda.bindings import driver as bindings
+from hypothesis import given
+from hypothesis import strategies as st
 
 from codegen import kernel as source_kernel
 from runs.templates import launch, tensor_map
@@ -101,6 +104,73 @@ def test_a_packed_call_takes_other_addresses() -> None:
     assert struct.unpack("<Q", driver.launched[0][1][0])[0] == 0x42
 
 
+COMBINE = launch.Launch(
+    "combine", 64, 512, (launch.Axis("rows", 1),), (launch.Arg("int", "splits"),),
+    if_split=True, dependent=True,
+)  # fmt: skip
+
+
+def test_the_second_kernel_of_a_decode_program_is_started_only_for_splits() -> None:
+    driver = FakeDriver()
+    module = launch.load(b"cubin", 0, driver)
+    for splits, started in ((1, 1), (3, 2)):
+        lengths = LENGTHS | {"splits": splits}
+        prepared = launch.prepare(module, [LAUNCH, COMBINE], TENSORS, lengths, {"scale": 1.0})
+        assert len(prepared.steps) == started
+    with pytest.raises(launch.LaunchError, match="combine needs length 'splits'"):
+        launch.prepare(module, [COMBINE], TENSORS, LENGTHS, {"scale": 1.0})
+
+
+def test_a_dependent_kernel_may_start_early() -> None:
+    driver = FakeDriver()
+    driver.CUlaunchConfig = bindings.CUlaunchConfig
+    driver.CUlaunchAttribute = bindings.CUlaunchAttribute
+    driver.CUlaunchAttributeID = bindings.CUlaunchAttributeID
+    module = launch.load(b"cubin", 0, driver)
+    lengths = LENGTHS | {"splits": 3, "rows": 5}
+    prepared = launch.prepare(module, [COMBINE], TENSORS, lengths, {})
+    prepared.launch(71)
+    seen = []
+    for stream in (72, 73):
+        prepared.launch(stream)
+        _, config, function, params, extra = driver.calls[-1]
+        (attribute,) = config.attrs
+        seen.append(int(config.hStream))
+        sizes = (config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX)
+        assert (*sizes, config.blockDimY, config.sharedMemBytes) == (5, 1, 1, 64, 1, 512)
+        assert (function, extra) == ("cuModuleGetFunction-handle", 0)
+        assert (
+            attribute.id
+            == driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        )
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        slot = ctypes.c_void_p.from_address(params).value
+        assert slot is not None and ctypes.c_int32.from_address(slot).value == 3
+    assert seen == [72, 73]
+    driver.fail = "cuLaunchKernelEx"
+    with pytest.raises(launch.DriverError, match="launch combine"):
+        prepared.launch(74)
+
+
+def test_a_decode_launch_gets_its_cache_by_address() -> None:
+    args = (
+        launch.Arg("key_counts", "key_counts"),
+        launch.Arg("pages", "pages"),
+        launch.Arg("page_stride", "pages"),
+        launch.Arg("int", "rows"),
+    )
+    partial = LAUNCH._replace(args=args)
+    pages = Tensor(0x8000, (33, 1), (2, 30))
+    call = launch.pack(partial, {"pages": pages}, LENGTHS, {})
+    assert list(call.slots) == [0, 0x8000, 33, 65 * 4]  # every sequence has N keys
+    call = launch.pack(partial, {"pages": pages, "key_counts": Tensor(0x9000, (1,))}, LENGTHS, {})
+    assert call.slots[0] == 0x9000
+    call.bind({"pages": 0xA000, "key_counts": 0})
+    assert list(call.slots) == [0, 0xA000, 33, 65 * 4]
+    with pytest.raises(launch.LaunchError, match="forward needs tensor 'pages'"):
+        launch.pack(partial, {}, LENGTHS, {})
+
+
 def test_takes_the_translator_s_own_types() -> None:
     theirs = source_kernel.Launch(
         "forward", 128, 0, (source_kernel.GridAxis("batch", 1),),
@@ -174,7 +244,54 @@ def test_unload_frees_module_and_context_once() -> None:
 
 
 def test_workspace_axes_are_numbers_or_lengths() -> None:
-    assert launch.workspace_shape(("splits", "batch", "2"), LENGTHS | {"splits": 5}) == (5, 2, 2)
+    axes = ("splits", "batch", "2")
+    assert launch.workspace_shape(axes, LENGTHS | {"splits": 5}) == (5, 2, 2)
+    assert launch.workspace_shape(axes, LENGTHS | {"splits": 1}) == (0, 2, 2)  # nothing in between
+
+
+RULE = launch.SplitRule(rows=64, keys=128, blocks_per_sm=2, min_tiles=4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "group", "keys", "expected"),
+    [
+        (1, 1, 128, 4096, 8),  # 2 blocks for 264 places, but a split has at least 4 of 32 tiles
+        (1, 1, 128, 131072, 128),  # 132 wanted of 1024 tiles: 8 each, which 128 splits hold
+        (128, 1, 128, 8192, 1),  # 256 blocks fill the 264 places once
+        (64, 8, 4, 4096, 1),  # more blocks than places
+        (8, 8, 4, 4096, 4),  # 64 blocks
+        (1, 1, 4, 128 * 33, 7),  # 8 wanted of 33 tiles: 5 each, which 7 splits hold
+        (1, 1, 1, 100, 1),
+        (1, 1, 1, 0, 1),
+    ],
+)
+def test_splits_fill_the_card(
+    batch: int, kv_heads: int, group: int, keys: int, expected: int
+) -> None:
+    lengths = launch.problem_lengths(batch, kv_heads * group, kv_heads, 1, keys)
+    assert launch.split_count(RULE, lengths, 132) == expected
+
+
+@given(
+    st.builds(
+        launch.SplitRule, st.integers(1, 256), st.integers(1, 256), st.integers(1, 4),
+        st.integers(1, 4),
+    ),
+    st.integers(1, 600), st.integers(1, 16), st.integers(1, 128), st.integers(1, 8),
+    st.integers(0, 2**31 - 1), st.integers(1, 200),
+)  # fmt: skip
+def test_no_split_is_empty_and_none_is_too_short(
+    rule: launch.SplitRule, batch: int, kv: int, group: int, queries: int, keys: int, sms: int
+) -> None:
+    lengths = launch.problem_lengths(batch, kv * group, kv, queries, keys)
+    splits, tiles = launch.split_count(rule, lengths, sms), -(-keys // rule.keys)
+    assert 1 <= splits <= 256
+    if splits > 1:
+        each = -(-tiles // splits)
+        assert (splits - 1) * each < tiles <= splits * each  # the last one has a tile
+        assert each >= rule.min_tiles
+        blocks = -(-queries * group // rule.rows) * kv * batch
+        assert splits * blocks <= rule.blocks_per_sm * sms
 
 
 class FakeLibrary:

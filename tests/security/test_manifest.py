@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decode_runs import ONE, exported
 from exported import make_run
+from fake_decode import PAGE
 
 from runs.export import export
 from runs.templates.manifest import ManifestError, digest_of, read
@@ -215,6 +217,70 @@ def test_any_value_at_any_place_is_refused_or_within_its_bounds(folder: Path) ->
                     assert 1 <= launch.threads <= 1024 and 0 <= launch.smem_bytes <= 1 << 20
                     assert launch.entry.isascii() and launch.entry.isidentifier()
     assert refused > 300
+
+
+@pytest.fixture
+def decoding(tmp_path: Path) -> Path:
+    """A folder with one kernel that decodes a cache in one piece and one for pages of 16."""
+    return exported(tmp_path, (ONE,), (0, PAGE))
+
+
+def test_any_value_at_any_place_of_a_decode_manifest_is_within_its_bounds(decoding: Path) -> None:
+    good = json.loads((decoding / "manifest.json").read_text())
+    of_decode = [
+        p for p in places(good) if {"splits", "phase", "page", "if_split", "dependent"} & {*p}
+    ]
+    assert len(of_decode) >= 10
+    refused = 0
+    for path in of_decode:
+        for value in (*WRONG, 0, 1025, 1 << 17, [1, 2], {"rows": 1}):
+            data = copy.deepcopy(good)
+            place = data
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = value
+            (decoding / "manifest.json").write_text(json.dumps(data))
+            try:
+                manifest = read(decoding)
+            except ManifestError:
+                refused += 1
+                continue
+            for kernel in manifest.kernels.values():
+                assert kernel.splits is not None
+                assert all(1 <= n <= 1024 for n in kernel.splits)
+            assert all(0 <= key.page <= 1 << 16 for key in manifest.shapes)
+    assert refused > 150
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, k: k.pop("splits"), "has no split rule"),
+        (lambda s, k: s.pop("phase"), "phase 'prefill', page 16|has a split rule"),
+        (lambda s, k: s.update(page=0 if s["page"] else 16), "reads (no )?pages"),
+        (lambda s, k: s.update(phase="encode"), "phase 'encode'"),
+        (lambda s, k: k["splits"].pop("keys"), "keys: None is not of type int"),
+        (lambda s, k: k["splits"].update(min_tiles=0), "min_tiles: 0 is out of range"),
+        (lambda s, k: k["launches"][1].update(if_split=1), "if_split: 1 is not of type bool"),
+    ],
+)
+def test_a_shape_and_its_kernel_agree_about_decoding(
+    decoding: Path, change: Callable[[Any, Any], Any], message: str
+) -> None:
+    data = json.loads((decoding / "manifest.json").read_text())
+    for shape in data["shapes"]:
+        change(shape, data["kernels"][shape["kernel"]])
+    (decoding / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match=message):
+        read(decoding)
+
+
+def test_folders_of_before_decoding_are_read_and_later_ones_are_not(folder: Path) -> None:
+    assert json.loads((folder / "manifest.json").read_text())["version"] == 1
+    assert {(k.phase, k.page) for k in read(folder).shapes} == {("prefill", 0)}
+    changed(folder, lambda data: data.update(version=3))
+    with pytest.raises(ManifestError, match="not a tltune-export of version 1 to 2"):
+        read(folder)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ SHAPE = "1,16,16,4096,4096,128,128"
 REPLIES = Path(__file__).parents[1] / "codegen" / "tl" / "replies"
 FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
 GOOD = ["--variant", "mha", "--gpu", "a100", "--budget", "4"]
+MLA = ["--variant", "mla", "--gpu", "a100"]
 
 
 @pytest.fixture
@@ -43,11 +44,11 @@ def fake() -> FakeMachine:
 def test_help_names_every_option_and_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in ("--variant", "--gpu", "--budget", "--phase", "--dtype", "--causal", "--shapes",
-                 "--proposer", "--sketch", "--measure", "--minutes", "--seed", "--workers",
-                 "--runs-dir", "--resume", "--json", "sketch", "check", "emit", "list", "doctor",
-                 "export", "report", "compare", "--model", "--base-url", "--max-tokens",
-                 "--max-cost", "--price"):  # fmt: skip
+    for word in ("--variant", "--gpu", "--budget", "--phase", "--page-size", "--dtype", "--causal",
+                 "--shapes", "--proposer", "--sketch", "--measure", "--minutes", "--seed",
+                 "--workers", "--runs-dir", "--resume", "--json", "sketch", "check", "emit",
+                 "list", "doctor", "export", "report", "compare", "--model", "--base-url",
+                 "--max-tokens", "--max-cost", "--price"):  # fmt: skip
         assert word in out, word
 
 
@@ -96,7 +97,44 @@ BAD = {
     "budget of words": (["--variant", "mha", "--gpu", "a100", "--budget", "many"], "'--budget'"),
     "minutes 0": ([*GOOD, "--minutes", "0"], "more than 0"),
     "minutes nan": ([*GOOD, "--minutes", "nan"], "more than 0"),
-    "decode": ([*GOOD, "--phase", "decode"], "use --phase prefill"),
+    "phase": ([*GOOD, "--phase", "train"], "known phases: prefill, decode"),
+    "pages of prefill": ([*GOOD, "--page-size", "64"], "add --phase decode"),
+    "page size": ([*GOOD, "--phase", "decode", "--page-size", "48"], "0 (not paged), 16, 64, 128"),
+    "page size of words": ([*GOOD, "--phase", "decode", "--page-size", "x"], "'--page-size'"),
+    "many queries": (
+        [*GOOD, "--phase", "decode", "--shapes", "1,16,16,9,512,64"],
+        "9 queries, decode has at most 8; use --phase prefill",
+    ),
+    "latent of two KV heads": (
+        [*MLA, "--phase", "decode", "--shapes", "1,16,2,1,512,576,512"],
+        "with 1 KV head",
+    ),
+    "mla that is not absorbed": (
+        [*MLA, "--phase", "decode", "--shapes", "1,16,16,1,512,192,128"],
+        "head dims 576,512",
+    ),
+    "latent prefill": ([*MLA, "--shapes", "1,16,1,1,512,576,512"], "use --phase decode"),
+    "latent of another variant": (
+        [
+            "--variant",
+            "mqa",
+            "--gpu",
+            "a100",
+            "--phase",
+            "decode",
+            "--shapes",
+            "1,16,1,1,512,576,512",
+        ],
+        "use --variant mla",
+    ),
+    "latent queries": (
+        [*MLA, "--phase", "decode", "--shapes", "1,16,1,9,512,576,512"],
+        "at most 8 queries",
+    ),
+    "resume another page size": (
+        ["--resume", "nowhere", "--page-size", "64"],
+        "leave --page-size out",
+    ),
     "proposer": ([*GOOD, "--proposer", "oracle"], "known proposers: builtin, openai, batch:DIR"),
     "batch of nowhere": ([*GOOD, "--proposer", "batch:"], "say --proposer batch:DIR"),
     "max tokens": ([*GOOD, "--max-tokens", "0"], "--max-tokens 0"),
@@ -371,7 +409,9 @@ def test_list_counts_what_the_search_would_take(capsys: pytest.CaptureFixture[st
     from space.variant import DType, Problem
 
     assert main(["list"]) == 0
-    out = capsys.readouterr().out
+    out, _, decode = capsys.readouterr().out.partition("decode: legal configurations")
+    assert "192/128" in out and "576/512" not in out
+    assert "576/512" in decode and "192/128" not in decode
     problem = Problem("mla", DType.FP16, 192, 128, False)
     count = len(legal_points(problem, GPUS["l40s"], space_for(problem, GPUS["l40s"])))
     (row,) = [x for x in out.splitlines() if " mla " in x and " l40s " in x]

@@ -10,7 +10,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from space.variant import Problem, Shape
+from space.variant import Phase, Problem, Shape
+from tuner.evaluate import decode_checks
 from tuner.evaluate.inputs import Check, Data, Layout
 
 #: (query heads, KV heads) of the small problems, by variant
@@ -39,6 +40,8 @@ MANY_PLANES, MANY_ROWS, FEW_KEYS = 72, 512, 40
 
 def small_shape(problem: Problem, batch: int, seqlen_q: int, seqlen_k: int) -> Shape:
     """A shape of `problem` with few heads, at the heads ratio of its variant."""
+    if problem.phase is Phase.DECODE:
+        return decode_checks.small_shape(problem, batch, seqlen_q, seqlen_k)
     heads, kv_heads = HEADS[problem.variant]
     return Shape(
         batch, heads, kv_heads, seqlen_q, seqlen_k,
@@ -48,6 +51,8 @@ def small_shape(problem: Problem, batch: int, seqlen_q: int, seqlen_k: int) -> S
 
 def trial_checks(problem: Problem) -> tuple[Check, ...]:
     """The special problems of every trial."""
+    if problem.phase is Phase.DECODE:
+        return decode_checks.trial_checks(problem)
 
     def check(
         name: str, q: int, k: int, data: Data, layout: Layout, batch: int = 1, scale: float = 0.0
@@ -92,6 +97,8 @@ def race_check(problem: Problem) -> Check:
 
 def hidden_checks(problem: Problem, seed: int, count: int) -> tuple[Check, ...]:
     """`count` problems drawn from `seed`: lengths, batch, data and layout that no tuning saw."""
+    if problem.phase is Phase.DECODE:
+        return decode_checks.hidden_checks(problem, seed, count)
     rng = random.Random(f"{problem.key} {seed}")
     return tuple(_hidden(problem, rng, n) for n in range(count))
 
@@ -115,6 +122,8 @@ def neighbour_checks(
 
     Pairs with more than `most_scores` scores a head are left out; a single query stays one.
     """
+    if problem.phase is Phase.DECODE:
+        return decode_checks.neighbour_checks(problem, shapes)
     pairs = dict.fromkeys((s.seqlen_q, s.seqlen_k) for s in shapes)
     found = []
     for q, k in pairs:
@@ -131,6 +140,8 @@ def verify_checks(problem: Problem, shapes: Sequence[Shape], seed: int) -> tuple
     Every ratio of heads, layout and kind of data occurs; so do one row, more queries than keys
     and the neighbours of the tuned shapes.
     """
+    if problem.phase is Phase.DECODE:
+        return decode_checks.verify_checks(problem, shapes, seed, VERIFY_HIDDEN)
     rng = random.Random(f"verify {problem.key} {seed}")
     drawn = []
     for n in range(max(len(RATIOS), len(VERIFY_LAYOUTS), len(VERIFY_DATA))):

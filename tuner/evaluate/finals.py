@@ -18,6 +18,7 @@ from tuner.evaluate.freshness import check_call
 from tuner.evaluate.judge import COOL_S, COOL_TRIES, MANY_REPEATS, Judge, Kernel, ask
 from tuner.evaluate.launch import LaunchError
 from tuner.evaluate.peers import Make, PeerAbsent, Run, start
+from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import SHORT_US, Sample, check_possible, check_stream, summarise
 from tuner.evaluate.verify import check_whole, compare
 from tuner.job import Absent, Entry, FinalsResult, Reading
@@ -46,6 +47,8 @@ def run_finals(
     Device faults are raised.
     """
     kernels: dict[int, Kernel] = {}
+    sources = {entry.trial: entry.source for entry in entries}
+    sms = multiprocessors(judge.device, judge.gpu)
     rejected: list[tuple[int, Rejected]] = []
     checks = (
         *judge.races(problem),
@@ -70,7 +73,7 @@ def run_finals(
     finalists: list[Finalist] = []
     absent: list[Absent] = []
     readings: list[Reading] = []
-    arena = judge.arena(shapes, problem.dtype, seed)
+    arena = judge.arena(shapes, problem.dtype, seed, problem.page)
     for shape in shapes:
         bay = arena.bay(shape)
         ours: dict[str, Launcher] = {}
@@ -97,7 +100,10 @@ def run_finals(
             ):
                 rejected.append((trial, doubt))
                 continue
-            finalists.append(Finalist(shape, trial, name, sample.timing(shape)))
+            timing = sample.timing(shape)
+            if trial is not None:
+                timing = with_splits(timing, sources[trial], sms, problem.page)
+            finalists.append(Finalist(shape, trial, name, timing))
     for kernel in kernels.values():
         kernel.unload()
     return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected), readings=tuple(readings))
@@ -138,7 +144,7 @@ def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
     if (wrong := check_whole(bay.exams[-1])) is not None:
         return wrong
     inputs = bay.slots[0]
-    launch = kernel.prepare(*inputs.tensors, bay.output.tensor, inputs.scale)
+    launch = inputs.given_to(kernel.prepare, bay.output.tensor)
     name = f"timed shape {bay.shape.key}"
     aside = check_stream(launch, clock, name)
     if aside is None and (left := clock.tampered()) is not None:

@@ -3,7 +3,7 @@
 A launcher may keep its results by the content of its inputs and only copy them when the same
 content comes again, as it does in every timing. So the inputs of a timed shape are drawn again:
 the columns of Q and K change places and signs together, which leaves every score what it was, and
-those of V by themselves, which moves the columns of the right output. No 16-bit value is rounded
+those of V, which moves the columns of the right output. No 16-bit value is rounded
 by this, the answer is known without working it out again, and the draw comes from the system's
 entropy, so that no earlier trial can have met it.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from runs.record import Rejected, Stage, TrialClass
+from space.variant import Shape
 from tuner.evaluate.arena import Bay
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.inputs import Triple
@@ -49,19 +50,23 @@ class Draw:
     v_flips: torch.Tensor
 
     @staticmethod
-    def new(head_dim: int, head_dim_v: int, seed: int, device: torch.device) -> Draw:
-        """Draw from `seed`."""
+    def new(s: Shape, seed: int, device: torch.device) -> Draw:
+        """Draw from `seed`. Where V is the first columns of K they move among themselves."""
         generator = torch.Generator().manual_seed(seed)
 
-        def order(size: int) -> torch.Tensor:
-            return torch.randperm(size, generator=generator).to(device)
+        def order(first: int, past: int) -> torch.Tensor:
+            return first + torch.randperm(past - first, generator=generator)
 
         def coins(size: int) -> torch.Tensor:
-            return torch.randint(2, (size,), generator=generator).bool().to(device)
+            return torch.randint(2, (size,), generator=generator).bool()
 
-        return Draw(
-            seed, order(head_dim), coins(head_dim), order(head_dim_v), coins(head_dim_v)
-        )  # fmt: skip
+        flips, v_flips, v_columns = coins(s.head_dim), coins(s.head_dim_v), order(0, s.head_dim_v)
+        columns = order(0, s.head_dim)
+        if s.latent:
+            columns = torch.cat((v_columns, order(s.head_dim_v, s.head_dim)))
+            v_flips = flips[: s.head_dim_v]
+        moved = (t.to(device) for t in (columns, flips, v_columns, v_flips))
+        return Draw(seed, *moved)
 
     def inputs(self, tensors: Triple) -> Triple:
         """Return Q, K and V with their columns moved, as new tensors."""
@@ -86,19 +91,21 @@ def new_seed() -> int:
 def renew(bay: Bay, seed: int) -> Exam:
     """Put new data on every slot of a bay and return the problem that is now on slot 0."""
     last = bay.exams[-1]
-    s = bay.shape
-    draw = Draw.new(s.head_dim, s.head_dim_v, seed, last.inputs.q.device)
+    draw = Draw.new(bay.shape, seed, last.inputs.q.device)
     for slot in bay.slots[1:]:
-        for tensor, moved in zip(slot.tensors, draw.inputs(slot.tensors), strict=True):
-            tensor.copy_(moved)
+        _put(slot.tensors, draw.inputs(slot.tensors))
     fresh = draw.inputs(last.pristine)
-    for tensor, moved in zip(last.inputs.tensors, fresh, strict=True):
-        tensor.copy_(moved)
-    return Exam(
-        f"{last.name}, columns drawn from {seed}", last.inputs, fresh,
-        tuple(replace(part, exact=draw.answer(part.exact)) for part in last.expected),
-        last.output,
+    _put(last.inputs.tensors, fresh)
+    return replace(
+        last, name=f"{last.name}, columns drawn from {seed}", pristine=fresh,
+        expected=tuple(replace(part, exact=draw.answer(part.exact)) for part in last.expected),
     )  # fmt: skip
+
+
+def _put(tensors: Triple, moved: Triple) -> None:
+    """Copy in place; where V is part of K it gets the same values twice."""
+    for tensor, new in zip(tensors, moved, strict=True):
+        tensor.copy_(new)
 
 
 def check_fresh(

@@ -5,14 +5,14 @@ NumPy only, so that a compile process need not import torch.
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from codegen.tl.ast import Program
 from codegen.tl.interpreter import run as interpret
-from space.variant import DType, Problem
+from space.variant import DType, Phase, Problem
 
 Array = npt.NDArray[np.float64]
 
@@ -21,25 +21,53 @@ ERROR_FLOOR = 1e-5
 HEADS = {"mha": (2, 2), "gqa": (3, 1), "mqa": (2, 1), "mla": (2, 2)}
 
 
-def fault(program: Program, problem: Problem) -> str | None:
-    """Return what is wrong with the program's output on small lengths, or None when it is right.
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One small problem: its lengths, whether logits are very negative, the splits of its keys."""
 
-    Lengths are off the tile and cover more than one; the second problem has very negative logits.
-    """
-    rows, keys = program.param("BM", 64) + 5, 2 * program.param("BN", 64) + 7
+    rows: int
+    keys: int
+    negative: bool
+    splits: int = 1
+    rising: bool = False  #: later keys have the larger logits, so that maxima move
+
+    def __str__(self) -> str:
+        data = "very negative logits" if self.negative else "N(0,1)"
+        split = f" splits={self.splits}" if self.splits > 1 else ""
+        return f"{data}, Sq={self.rows} Sk={self.keys}{split}"
+
+
+def _trials(program: Program, problem: Problem) -> tuple[_Trial, ...]:
+    """Lengths off the tile that cover more than one; in decode, a split without keys too."""
+    keys = program.param("BN", 64)
+    if problem.phase is Phase.DECODE:
+        return (
+            _Trial(1 if not problem.causal else 2, 2 * keys + 7, False),
+            _Trial(5, keys + keys // 2 + 3, False, splits=3, rising=True),
+            _Trial(8, 2 * keys + 7, True, splits=2),
+        )
+    rows = program.param("BM", 64) + 5
+    return _Trial(rows, 2 * keys + 7, False), _Trial(rows, 2 * keys + 7, True)
+
+
+def fault(program: Program, problem: Problem) -> str | None:
+    """Return what is wrong with the program's output on small lengths, or None when it is right."""
     rng = np.random.default_rng(7)
-    for name, negative in (("N(0,1)", False), ("very negative logits", True)):
-        q, k, v = _inputs(problem, rows, keys, rng, negative)
-        scale = 1.0 / math.sqrt(problem.head_dim)
+    for trial in _trials(program, problem):
+        q, k, v = _inputs(problem, trial, rng)
+        scale = problem.default_scale
         given = {"Q": q.astype(np.float32), "K": k.astype(np.float32), "V": v.astype(np.float32)}
         try:
-            found = interpret(program, given, {"scale": scale}, problem.dtype)["O"]
+            outputs = interpret(
+                program, given, {"scale": scale}, problem.dtype, splits=trial.splits
+            )
+            found = outputs["O"]
         except (KeyError, ValueError) as error:
             return f"interpreter: not attention of Q, K and V into O: {error}"
         got = np.asarray(found, dtype=np.float64)
         said = _compare(got, problem, q, k, v, scale)
         if said is not None:
-            return f"interpreter, {name}, Sq={rows} Sk={keys}: {said}"
+            return f"interpreter, {trial}: {said}"
     return None
 
 
@@ -62,16 +90,24 @@ def _compare(
 
 
 def _inputs(
-    problem: Problem, rows: int, keys: int, rng: np.random.Generator, negative: bool
+    problem: Problem, trial: _Trial, rng: np.random.Generator
 ) -> tuple[Array, Array, Array]:
-    heads, kv_heads = HEADS[problem.variant]
+    rows, keys = trial.rows, trial.keys
+    heads, kv_heads = (2, 1) if problem.latent else HEADS[problem.variant]
     q = rng.standard_normal((1, rows, heads, problem.head_dim))
     k = rng.standard_normal((1, keys, kv_heads, problem.head_dim))
     v = 1 + 0.5 * rng.standard_normal((1, keys, kv_heads, problem.head_dim_v))
-    if negative:
+    if trial.rising:
+        k *= np.linspace(0.2, 2.0, keys)[None, :, None, None]
+    if trial.negative:
         q, k = 0.1 * q, 0.1 * k
-        q[..., 0], k[..., 0] = 1.0, -120.0 * math.sqrt(problem.head_dim)
-    q, k, v = (rounded(t, problem.dtype) for t in (q, k, v))
+    if problem.latent:
+        k[..., : problem.head_dim_v] = v
+    if trial.negative:
+        column = -1 if problem.latent else 0  # one that is not V's
+        q[..., column], k[..., column] = 1.0, -120.0 / problem.default_scale
+    q, k = rounded(q, problem.dtype), rounded(k, problem.dtype)
+    v = k[..., : problem.head_dim_v] if problem.latent else rounded(v, problem.dtype)
     return q, k, v
 
 

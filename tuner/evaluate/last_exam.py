@@ -22,7 +22,7 @@ def examine(
     worst = judge.check(prepare, problem, checks)
     if isinstance(worst, Rejected):
         return worst
-    arena = judge.arena(shapes, problem.dtype, seed)
+    arena = judge.arena(shapes, problem.dtype, seed, problem.page)
     for shape in shapes:
         bay = arena.bay(shape)
         for data_set in range(len(bay.exams)):

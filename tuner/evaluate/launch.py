@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from codegen.kernel import KernelSource
+from codegen.kernel import ArgKind, KernelSource
+from runs.templates import cache
 from runs.templates import launch as driver
 
 Launcher = Callable[[], None]
 #: prepare(q, k, v, out, scale) packs the arguments once; the result starts the kernel, no wait.
-Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], Launcher]
+#: That of a decode kernel takes key_counts, pages and splits by name (`LoadedKernel.prepare`).
+Prepare = Callable[..., Launcher]
 
 LaunchError = driver.LaunchError
 
@@ -33,16 +35,39 @@ class LoadedKernel:
         self._module.unload()
 
     def prepare(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        scale: float,
+        key_counts: torch.Tensor | None = None,
+        pages: torch.Tensor | None = None,
+        splits: int | None = None,
     ) -> Launcher:
-        """Pack a launch on these tensors. Raises LaunchError when it cannot be made as asked."""
+        """Pack a launch on these tensors. Raises LaunchError when it cannot be made as asked.
+
+        A decode kernel takes `key_counts`, int32 [B], the keys of each sequence, and a paged one
+        `pages`, int32 [B, P], the block table of K and V, which are then [pages, rows, Hkv, D].
+        Without `key_counts` every sequence is as long as its cache; without `splits` the keys are
+        in as many as the kernel's rule says.
+        """
         if out.numel() == 0:
             return _nothing  # a grid of 0 blocks is an error, an empty output is not
+        self._check_cache(q, k, v, key_counts, pages)
+        check_sizes(q, k, v, out, paged=pages is not None)
         tensors = {"Q": q, "K": k, "V": v, "O": out}
-        check_sizes(q, k, v, out)
         for name, tensor in tensors.items():
             check_alignment(name, tensor)
-        lengths = driver.problem_lengths(q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1])
+        if key_counts is not None:
+            tensors["key_counts"] = key_counts
+        if pages is not None:
+            tensors["pages"] = pages
+        lengths = self.lengths(q, k, pages)
+        if splits is not None:
+            if self._source.splits is None or splits < 1:
+                raise LaunchError(f"the keys cannot be in {splits} splits")
+            lengths["splits"] = splits
         for w in self._source.workspaces:
             sizes = driver.workspace_shape(w.shape, lengths)
             tensors[w.name] = torch.full(sizes, math.nan, dtype=torch.float32, device=q.device)
@@ -57,19 +82,60 @@ class LoadedKernel:
 
         return start
 
+    def lengths(
+        self, q: torch.Tensor, k: torch.Tensor, pages: torch.Tensor | None = None
+    ) -> dict[str, int]:
+        """Return the lengths of a launch by name; those of a decode kernel have `splits`."""
+        keys = k.shape[1] if pages is None else pages.shape[1] * k.shape[1]
+        found = driver.problem_lengths(q.shape[0], q.shape[2], k.shape[2], q.shape[1], keys)
+        if self._source.splits is not None:
+            found["splits"] = driver.split_count(self._source.splits, found, self._module.num_sms)
+        return found
+
+    def _check_cache(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_counts: torch.Tensor | None,
+        pages: torch.Tensor | None,
+    ) -> None:
+        """Raise LaunchError when the kernel and the tensors differ about what the cache is."""
+        kinds = {arg.kind for x in self._source.launches for arg in x.args}
+        if key_counts is not None and ArgKind.KEY_COUNTS not in kinds:
+            raise LaunchError("the kernel takes no length for each sequence; key_counts were given")
+        if pages is None and ArgKind.PAGES in kinds:
+            raise LaunchError("the kernel reads a paged cache; pages are wanted")
+        if pages is not None and ArgKind.PAGES not in kinds:
+            raise LaunchError("the kernel reads no paged cache; pages were given")
+        try:
+            if key_counts is not None:
+                cache.check_key_counts(key_counts, q.shape[0], q.device)
+            if pages is not None:
+                cache.check_pages(pages, q.shape[0], k.shape[1], q.device)
+            if self._source.splits is not None and "V" not in dict(self._source.tensors):
+                cache.check_latent(k, v)
+        except ValueError as fault:
+            raise LaunchError(str(fault)) from None
+
 
 def _nothing() -> None:
     return None
 
 
-def check_sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-    """Raise LaunchError, naming the sizes, unless the four tensors are one attention problem."""
+def check_sizes(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, paged: bool = False
+) -> None:
+    """Raise LaunchError, naming the sizes, unless the four tensors are one attention problem.
+
+    The first axis of a paged K and V is that of pages, any number of them.
+    """
     if k.shape[:3] != v.shape[:3]:
         raise LaunchError(
             f"K has [batch, rows, heads] {list(k.shape[:3])} and V {list(v.shape[:3])}; "
             f"they must agree"
         )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+    if (q.shape[0] != k.shape[0] and not paged) or q.shape[3] != k.shape[3]:
         raise LaunchError(
             f"Q is {list(q.shape)} and K {list(k.shape)}; batch and head dim must agree"
         )

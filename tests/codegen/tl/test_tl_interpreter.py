@@ -13,7 +13,7 @@ from codegen.tl.numerics import round_to
 from codegen.tl.parser import parse
 from llm_proposer.builtin import programs, sketches
 from space.params import Point
-from space.variant import DType, Problem
+from space.variant import DType, Phase, Problem
 
 POINT = Point.of({"BM": 32, "BN": 16, "warps": 2, "stages": 2})
 LENGTHS = ((64, 64), (70, 50), (33, 100), (100, 33), (1, 37), (5, 1))
@@ -223,3 +223,24 @@ def test_a_missing_scalar_is_named() -> None:
     program = bind(parse(programs()["softcap_window"]), problem("mha", False), POINT)
     with pytest.raises(ValueError, match="softcap, window_left, window_right"):
         run(program, inputs("mha", 8, 8), {"scale": SCALE}, DType.FP16)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("variant", "dims"), [("gqa", (64, 64)), ("mla", (576, 512))])
+def test_decode_does_not_depend_on_the_number_of_splits(
+    variant: str, dims: tuple[int, int], causal: bool
+) -> None:
+    """Partial outputs joined by their log-sum-exp are attention; empty splits add nothing."""
+    own = Problem(variant, DType.FP16, *dims, causal, Phase.DECODE)
+    sketch = parse(sketches(variant, causal, Phase.DECODE)["decode"])
+    program = bind(sketch, own, Point.of({"BM": 64, "BN": 32}))
+    rng = np.random.default_rng(5)
+    q = rng.standard_normal((2, 3, 4, dims[0]))
+    k = rng.standard_normal((2, 70, 1, dims[0]))
+    v = k[..., : dims[1]] if own.latent else rng.standard_normal((2, 70, 1, dims[1]))
+    scale = own.default_scale
+    given = {"Q": q, "K": k, "V": v}
+    expected = attention(given, scale, hidden_by(3, 70, causal))
+    for splits in (1, 2, 3, 7):  # of three tiles: with seven most splits are empty
+        out = run(program, given, {"scale": scale}, own.dtype, exact=True, splits=splits)["O"]
+        assert np.abs(out - expected).max() < 1e-12

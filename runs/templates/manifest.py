@@ -120,13 +120,37 @@ def read(folder: Path) -> Manifest:
     """Read and check a folder's manifest. Raises ManifestError."""
     path = folder / "manifest.json"
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ManifestError(f"cannot read {path}: it is no regular file")
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ManifestError(f"cannot read {path}: {error}") from None
     try:
-        return _manifest(folder, data)
+        manifest = _manifest(folder, data)
+        _check_digest(data)
+        return manifest
     except _Fault as fault:
         raise ManifestError(f"{path}: {fault}") from None
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """Return the digest of everything else that a manifest says. Raises ValueError on NaN, inf.
+
+    What a kernel is compiled for (head dims, mask, dtype, tiles) stands in the manifest alone: one
+    changed number would start it on tensors it was never judged on.
+    """
+    rest = {name: value for name, value in data.items() if name != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_digest(data: dict[str, Any]) -> None:
+    try:
+        same = digest_of(data) == _get(data, "sha256", str)
+    except (ValueError, RecursionError):
+        same = False
+    if not same:
+        raise _Fault("it is not what was exported: its digest differs; export again")
 
 
 class _Fault(Exception):

@@ -13,7 +13,7 @@ from records import kernel, measured, timing, trial
 
 from codegen.kernel import Arg, ArgKind
 from runs.errors import ExportError, StoreError
-from runs.export import export
+from runs.export import export, remarks
 from runs.record import Basis, Rejected, Stage, TrialClass
 from runs.store import RunStore
 from runs.templates import manifest as manifests
@@ -77,6 +77,34 @@ def test_the_final_timing_decides(tmp_path: Path) -> None:
     assert (full["trial"], full["median_us"], full["timed"]) == (2, 95.0, "final")
     assert full["peers_us"] == {"fa2": 90.0}
     assert shapes[300, False, "h200"]["trial"] == 0
+
+
+def test_a_run_without_final_timings_says_what_was_compared(tmp_path: Path) -> None:
+    store = make_run(tmp_path / "runs", events=(finalist(0, FULL, 94.0, chosen=True),))
+    manifest = export(store, tmp_path / "out")
+    shapes = by_shape(manifest)
+    assert {k[:2]: s["checked"] for k, s in shapes.items()} == {
+        (65, False): "every element", (65, True): "a sample", (300, False): "a sample",
+    }  # fmt: skip
+    (line,) = remarks(manifest)
+    assert line.startswith("2 of these shapes come from a run without its final checks")
+
+
+def test_the_searchs_own_times_are_no_final_timing(tmp_path: Path) -> None:
+    """Where the card was lost before the finals, the best trials stand in for them."""
+    stand_in = dataclasses.replace(
+        finalist(0, FULL, chosen=True), timing=timing(FULL, 100.0, Basis.MEASURED)
+    )
+    store = make_run(tmp_path / "runs", us=100.0, events=(stand_in,))
+    full = by_shape(export(store, tmp_path / "out"))[65, False, "h200"]
+    assert (full["timed"], full["checked"]) == ("search", "a sample")
+
+
+def test_predicted_kernels_were_run_by_no_device(tmp_path: Path) -> None:
+    manifest = export(make_run(tmp_path, basis=Basis.PREDICTED), tmp_path / "out")
+    assert {s["checked"] for s in manifest["shapes"]} == {"none: no device ran it"}
+    (line,) = remarks(manifest)
+    assert line.startswith("3 of these shapes are predicted: no device has run their kernels")
 
 
 def test_runs_are_merged_the_faster_and_the_measured_first(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""First points of decode searches on warp-level MMA: few rows, warps that share them."""
+"""First points of decode searches: few rows against a long cache."""
 
 from __future__ import annotations
 
@@ -42,3 +42,39 @@ _LATENT = (
 def mma_decode_rows(problem: Problem) -> tuple[Row, ...]:
     """Return the rows of a decode problem, the known-good one first."""
     return _LATENT if problem.latent else _OWN_VALUES
+
+
+def _wgmma(keys: int, stages: int, **others: int) -> Row:
+    """A row of the Hopper back end: 64 packed rows a block."""
+    return {
+        "BM": 64, "BN": keys, "stages": stages, "overlap": 1, "rescale_threshold": 8,
+        "integer_max": 1, **others,
+    }  # fmt: skip
+
+
+#: Large batches first, then the shapes whose splits are many and whose rows to combine are few.
+_HOPPER_OWN_VALUES = (
+    _wgmma(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0),
+    _wgmma(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=1, combine_groups=4),
+    _wgmma(64, 2, blocks_per_sm=2, split_blocks=1, evict_first=1),
+    _wgmma(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=1, combine_groups=16),
+    _wgmma(128, 2, split_blocks=1, evict_first=1, combine_groups=4),
+    _wgmma(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=0),
+    _wgmma(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0, combine_groups=4),
+    _wgmma(128, 2, split_blocks=1, evict_first=0, combine_groups=4),
+    _wgmma(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=0, overlap=0, combine_groups=4),
+)
+_HOPPER_LATENT = (
+    _wgmma(64, 2, evict_first=0, min_split_tiles=2),
+    _wgmma(64, 2, evict_first=0, min_split_tiles=2, overlap=0, combine_groups=4),
+    _wgmma(64, 2, evict_first=0, min_split_tiles=1, overlap=0),
+    _wgmma(64, 2, evict_first=0, min_split_tiles=2, combine_groups=4),
+    _wgmma(64, 2, evict_first=1, min_split_tiles=2),
+    _wgmma(64, 2, evict_first=0, min_split_tiles=2, overlap=0, combine_groups=8),
+    _wgmma(32, 4, evict_first=0, min_split_tiles=4, combine_groups=4),
+)
+
+
+def hopper_decode_rows(problem: Problem) -> tuple[Row, ...]:
+    """Return the rows of a decode problem on Hopper, the known-good one first."""
+    return _HOPPER_LATENT if problem.latent else _HOPPER_OWN_VALUES

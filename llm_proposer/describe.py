@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runs.record import Basis, Finalist, History, Measured, Rejected, TrialRecord
-from space.constraints import CONSTRAINTS, is_hopper, smem_bytes, violated
-from space.decode_mma import DECODE_MMA_CONSTRAINTS
+from space.constraints import constraints_of, is_hopper, smem_bytes, violated
 from space.gpu import KIB, GpuSpec
-from space.hopper import HOPPER_CONSTRAINTS
 from space.params import Point, Space
 from space.variant import Problem, Shape, flops, variant_named
 
@@ -28,6 +26,9 @@ RULES = {
     "warp_grid": "column_warps divides warps; BM * column_warps / warps is 16, 32 or 64",
     "columns_shared": "BN and V's head dim are multiples of 8 * column_warps; of swizzle and the "
     "bytes of V's row for each column warp one divides the other",
+    "columns_of_warpgroups": "consumer_warpgroups = 2 where V is part of K, else 1",
+    "tiles_of_pages": "of BN and the page size one is a multiple of the other",
+    "fits_combine": "combine_groups * V's head dim / 4 is at most 1024",
     "rows_per_warpgroup": "BM = 64 * consumer_warpgroups",
     "takes_effect": "no switch is set that could do nothing",
     "turns_end": "skip = 1 with pingpong = 1 and overlap = 1 needs stages >= 2",
@@ -81,10 +82,8 @@ def space_text(space: Space) -> str:
 
 def rules_text(space: Space) -> str:
     """List what a legal configuration satisfies."""
-    hopper = "consumer_warpgroups" in space.names
-    own = DECODE_MMA_CONSTRAINTS if "column_warps" in space.names else CONSTRAINTS
-    lines = [_rule(c.name) for c in (HOPPER_CONSTRAINTS if hopper else own)]
-    if hopper:
+    lines = [_rule(c.name) for c in constraints_of(space.names)]
+    if "consumer_warpgroups" in space.names:
         lines += [text for name, text in _NEEDS.items() if name in space.names]
     return "\n".join(f"  {line}" for line in lines)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llm_proposer.decode_seeds import mma_decode_rows
+from llm_proposer.decode_seeds import hopper_decode_rows, mma_decode_rows
 from space.constraints import violated
 from space.gpu import GpuSpec
 from space.params import Param, Point, Space
-from space.variant import Problem
+from space.variant import Phase, Problem
 
 #: What a seed says about the parameters that its row leaves out: the least risky choice.
 CONSERVATIVE = {
@@ -162,7 +162,7 @@ def seeds(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Point, ...]:
     """
     found: dict[str, Point] = {}
     for nth, row in enumerate(_rows(problem, gpu, space)):
-        if problem.causal and (nth or "overlap" in row):
+        if problem.causal and problem.phase is Phase.PREFILL and (nth or "overlap" in row):
             row = _for_causal(row)
         point = nearest_legal(problem, gpu, space, {**CONSERVATIVE, **row})
         if point is not None:
@@ -180,6 +180,8 @@ def _for_causal(row: Row) -> Row:
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:
     if "column_warps" in space.names:
         return mma_decode_rows(problem)
+    if "combine_groups" in space.names:
+        return hopper_decode_rows(problem)
     if "consumer_warpgroups" in space.names:
         table = HOPPER
     else:
@@ -190,6 +192,7 @@ def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:
 
 #: What is given up to make a seed legal, in this order: cheap speed first, the tile last.
 _CONCESSIONS = (
+    "combine_groups",
     "blocks_per_sm",
     "epilogue_smem",
     "q_stages",

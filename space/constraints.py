@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from space.constraint import Constraint
+from space.decode import DECODE_CONSTRAINTS, decode_registers, decode_smem_bytes, decode_space
 from space.decode_mma import (
     DECODE_MMA_CONSTRAINTS,
     is_decode_mma,
@@ -55,7 +56,7 @@ def space_for(problem: Problem, gpu: GpuSpec, backend: Backend = Backend.AUTO) -
     if backend is Backend.WGMMA and gpu.sm != 90:
         raise SpaceError(f"{gpu.name} (sm_{gpu.sm}) has no wgmma; use --backend mma_sync")
     if backend is not Backend.MMA_SYNC and gpu.sm == 90:
-        return hopper_space(problem)
+        return decode_space(problem) if problem.phase is Phase.DECODE else hopper_space(problem)
     if problem.phase is Phase.DECODE:
         return mma_decode_space(problem, gpu)
     params = []
@@ -79,10 +80,17 @@ def is_hopper(point: Point) -> bool:
     return point.get("consumer_warpgroups", 0) > 0
 
 
+def is_decode_hopper(point: Point) -> bool:
+    """Whether a point is one of the Hopper back end's decode kernels."""
+    return is_hopper(point) and point.get("split_blocks", 0) > 0
+
+
 def smem_bytes(problem: Problem, point: Point) -> int:
     """Exact dynamic shared memory of the forward kernel at `point`; the plan's map agrees."""
     if is_decode_mma(point):
         return mma_decode_smem_bytes(problem, point)
+    if is_decode_hopper(point):
+        return decode_smem_bytes(problem, point)
     if is_hopper(point):
         return hopper_smem_bytes(problem.head_dim, problem.head_dim_v, point)
     swizzle, stages = point["swizzle"], point["stages"]
@@ -101,6 +109,8 @@ def register_estimate(problem: Problem, point: Point) -> int:
     """Estimated registers a thread needs: accumulators, Q fragments and addressing."""
     if is_decode_mma(point):
         return mma_decode_registers(problem, point)
+    if is_decode_hopper(point):
+        return decode_registers(problem, point)
     tiles_m = point["BM"] // point["warps"] // MMA_M
     o = tiles_m * problem.head_dim_v // 2
     s = tiles_m * point["BN"] // 2
@@ -162,10 +172,17 @@ CONSTRAINTS = (
 )
 
 
+def constraints_of(names: tuple[str, ...]) -> tuple[Constraint, ...]:
+    """Return the predicates of the back end and phase whose parameters are called `names`."""
+    decode = "split_blocks" in names
+    if "consumer_warpgroups" in names:
+        return DECODE_CONSTRAINTS if decode else HOPPER_CONSTRAINTS
+    return DECODE_MMA_CONSTRAINTS if decode else CONSTRAINTS
+
+
 def violated(problem: Problem, point: Point, gpu: GpuSpec) -> tuple[str, str] | None:
     """Return (name, reason) of the first constraint that `point` breaks, or None when legal."""
-    own = DECODE_MMA_CONSTRAINTS if is_decode_mma(point) else CONSTRAINTS
-    for c in HOPPER_CONSTRAINTS if is_hopper(point) else own:
+    for c in constraints_of(tuple(name for name, _ in point.items)):
         if (reason := c.reason(problem, point, gpu)) is not None:
             return c.name, reason
     return None

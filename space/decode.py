@@ -15,7 +15,8 @@ from space.variant import Problem
 
 BARRIER_BYTES = 8
 PRODUCER_THREADS = 32
-COLUMNS_MAX = 256  #: output columns that one consumer warpgroup accumulates
+BLOCK_THREADS_MAX = 1024
+COMBINE_WIDTH = 4  #: output columns of a thread that combines splits
 #: registers beside the accumulators, the scores and P
 SPARE_REGISTERS = 44
 
@@ -26,16 +27,19 @@ DECODE_PARAMS = (
     Param("stages", (2, 3, 4, 5, 6, 8), "K and V tiles in shared memory at once"),
     Param("blocks_per_sm", (1, 2, 3), "blocks that share an SM"),
     Param("overlap", (1, 0), "next scores issued before this tile's softmax"),
+    Param("evict_first", (1, 0), "keys and values are the first to leave the L2"),
     Param("rescale_threshold", (8, 0), "log2 growth of the maximum before O is rescaled"),
     Param("integer_max", (0, 1), "maxima of three by integer comparison"),
     Param("split_blocks", (1, 2, 3, 4), "blocks for each SM that the splits of the keys aim at"),
     Param("min_split_tiles", (1, 2, 4), "fewest key tiles of a split"),
+    Param("combine_groups", (1, 4, 8, 16), "groups of threads that share the splits of a row"),
 )
 
 
 def decode_space(problem: Problem) -> Space:
     """Return the search space of a decode problem on the Hopper back end."""
-    return Space(DECODE_PARAMS)
+    shared = {"consumer_warpgroups": (2 if problem.latent else 1,)}
+    return Space(DECODE_PARAMS).restrict(shared)
 
 
 def exchange_bytes(keys: int) -> int:
@@ -117,10 +121,18 @@ def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     return None
 
 
+def _fits_combine(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    threads = point["combine_groups"] * problem.head_dim_v // COMBINE_WIDTH
+    if point["combine_groups"] > 1 and threads > BLOCK_THREADS_MAX:
+        return f"{threads} threads would combine a row, {BLOCK_THREADS_MAX} fit a block"
+    return None
+
+
 DECODE_CONSTRAINTS = (
     Constraint("columns_of_warpgroups", _columns_of_warpgroups),
     Constraint("takes_effect", _takes_effect),
     Constraint("tiles_of_pages", _tiles_of_pages),
     Constraint("fits_smem", _fits_smem),
     Constraint("fits_registers", _fits_registers),
+    Constraint("fits_combine", _fits_combine),
 )

@@ -36,6 +36,7 @@ DECISIVE = frozenset(
         "integer_max",
         "rescale_threshold",
         "persistent",
+        "combine_groups",
     }
 )
 
@@ -74,7 +75,9 @@ class LegalPoints:
         if point in self:
             return point
         values = point.as_dict()
-        if "consumer_warpgroups" in values:  # follows from BM: a draw need not guess both right
+        if (
+            "consumer_warpgroups" in values and "split_blocks" not in values
+        ):  # follows from BM: a draw need not guess both right
             values["consumer_warpgroups"] = values["BM"] // WARPGROUP_ROWS
             if (mended := self._point(values)) in self:
                 return mended
@@ -88,22 +91,23 @@ def legal_points(problem: Problem, gpu: GpuSpec, space: Space) -> LegalPoints:
     """Judge every choice of the decisive parameters once, and count the points by verdict."""
     rest = _fillings(space).size()
     cores, pruned = _judged(
-        problem.head_dim, problem.head_dim_v, problem.phase, _limits(gpu), _decisive(space)
-    )
+        problem.head_dim, problem.head_dim_v, problem.phase, problem.page, _limits(gpu),
+        _decisive(space),
+    )  # fmt: skip
     counts = tuple((name, n * rest) for name, n in pruned)
     return LegalPoints(problem, gpu, space, cores, Census(len(cores) * rest, space.size(), counts))
 
 
 @functools.lru_cache(maxsize=64)
 def _judged(
-    head_dim: int, head_dim_v: int, phase: Phase, gpu: GpuSpec, decisive: Space
+    head_dim: int, head_dim_v: int, phase: Phase, page: int, gpu: GpuSpec, decisive: Space
 ) -> tuple[tuple[Point, ...], tuple[tuple[str, int], ...]]:
     """Return the legal points of the decisive parameters and counts of the others by reason.
 
     Legality follows from head dims, tiles and the card's limits; variant, mask, which 16-bit type
     and the card's rates do not matter.
     """
-    problem = Problem("", DType.FP16, head_dim, head_dim_v, False, phase)
+    problem = Problem("", DType.FP16, head_dim, head_dim_v, False, phase, page)
     cores = []
     pruned: dict[str, int] = {}
     parts = _parts(decisive)
@@ -131,7 +135,7 @@ def _parts(space: Space) -> tuple[Space, ...]:
 
     What is left out breaks `rows_per_warpgroup`, the constraint that is asked first.
     """
-    if "consumer_warpgroups" not in space.names:
+    if "consumer_warpgroups" not in space.names or "combine_groups" in space.names:
         return (space,)
     offered = space.param("consumer_warpgroups").choices
     return tuple(

@@ -33,14 +33,14 @@ def emit_partial(plan: DecodePlan, target: Target, out: Writer) -> None:
     for k, part in enumerate(parts):
         out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
     with out.block(")"):
-        if base.sm >= 90:
-            out.line(START_KERNEL_BEHIND)
         _position(plan, out)
         statements = DecodeStatements(plan, target, out)
         statements.declare()
         statements.declare_diagonal()
         statements.bounds()
         _Loop(plan, target, out, statements).emit()
+        if base.sm >= 90:
+            out.line(START_KERNEL_BEHIND)
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy) and stmt.dst is ast.Memory.GLOBAL:
                 statements.store(stmt)

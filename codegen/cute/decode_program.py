@@ -53,7 +53,10 @@ def translate_decode(
         program = safe(program, DECODE_WORDS, DECODE_SUFFIXES)
         first = _mma_sync(program, problem, gpu, outputs[0], target, out)
     last = program.kernels[1]
-    combine = plan_pointwise(last, used_scalars(program, last), dependent=gpu.sm >= 90)
+    combine = plan_pointwise(
+        last, used_scalars(program, last), dependent=gpu.sm >= 90,
+        groups=program.param("combine_groups", 1),
+    )  # fmt: skip
     out.line()
     emit_pointwise(combine, out)
     found = {

@@ -23,13 +23,14 @@ from codegen.tl.flow import all_written, reads, written
 from codegen.tl.printer import to_text
 
 WIDTH = 4  #: columns of a thread
-THREADS = 512  #: of a block
+THREADS = 128  #: of a block, unless its groups need more
 #: registers for what a loop loads ahead, and the most steps that are
 AHEAD_REGISTERS, AHEAD_STEPS = 20, 8
 #: what a loop may gather in a tile, and the value from which every group of threads starts
 GATHERED = {"Max": float("-inf"), "Add": 0.0}
 
-#: lets the kernel behind be scheduled; it waits itself for what this one stores
+#: lets the kernel behind be scheduled; it waits itself for what this one stores. Not said at a
+#: kernel's start: blocks of the next would go to the few SMs with room, and wait for each other
 START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
 #: waits until the kernel before has ended and its stores are visible
 WAIT_FOR_KERNEL_BEFORE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
@@ -37,24 +38,28 @@ WAIT_FOR_KERNEL_BEFORE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
 @dataclass(frozen=True, slots=True)
 class PointwisePlan:
-    """One kernel: a block has one row of a plane, which `groups` of `lanes` threads share."""
+    """One kernel: `groups` of `lanes` threads share a row, a block has `rows` rows.
+
+    A block of several groups has one row.
+    """
 
     kernel: ast.Kernel
     columns: int
     lanes: int
     groups: int
+    rows: int
     scalars: tuple[str, ...]
     dependent: bool
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.lanes * self.groups
+        return self.lanes * self.groups * self.rows
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory by which groups join one tile."""
-        return 4 * WIDTH * self.threads
+        """Shared memory by which groups join a tile and a row vector."""
+        return 4 * (WIDTH + 1) * self.threads if self.groups > 1 else 0
 
     def is_vector(self, name: str) -> bool:
         """Whether `name` is one number a row."""
@@ -67,8 +72,12 @@ def is_pointwise(kernel: ast.Kernel) -> bool:
     return not found and not loads(ast.walk(kernel.body))
 
 
-def plan_pointwise(kernel: ast.Kernel, scalars: tuple[str, ...], dependent: bool) -> PointwisePlan:
+def plan_pointwise(
+    kernel: ast.Kernel, scalars: tuple[str, ...], dependent: bool, groups: int = 1
+) -> PointwisePlan:
     """Plan a kernel; `dependent` says that it may be scheduled while the one before it ends.
+
+    `groups` of threads share the steps of its loops, which pays where rows are few.
 
     Raises PlanError when its tiles have different columns, or columns no 4 of which lie together.
     """
@@ -79,18 +88,19 @@ def plan_pointwise(kernel: ast.Kernel, scalars: tuple[str, ...], dependent: bool
     if columns % WIDTH:
         raise PlanError(f"{columns} columns of {kernel.name} are not a multiple of {WIDTH}")
     lanes = columns // WIDTH
-    return PointwisePlan(kernel, columns, lanes, max(1, THREADS // lanes), scalars, dependent)
+    rows = max(1, THREADS // lanes) if groups == 1 else 1
+    return PointwisePlan(kernel, columns, lanes, groups, rows, scalars, dependent)
 
 
 def launch_pointwise(plan: PointwisePlan, if_split: bool) -> Launch:
-    """How the kernel is started: a block for each row of a plane."""
+    """How the kernel is started: a block for each `rows` rows of a plane."""
     args = [Arg(ArgKind.POINTER, t.name) for t in plan.kernel.tensors]
     for t in plan.kernel.tensors:
         if not t.workspace:
             args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
     args += [Arg(ArgKind.INT, n) for n in ("rows", "group", "kv_heads", "batch", "splits")]
     args += [Arg(ArgKind.FLOAT, s) for s in plan.scalars]
-    grid = (GridAxis("rows", 1), GridAxis("kv_heads", 1), GridAxis("batch", 1))
+    grid = (GridAxis("rows", plan.rows), GridAxis("kv_heads", 1), GridAxis("batch", 1))
     return Launch(
         plan.kernel.name, plan.threads, plan.smem_bytes, grid, tuple(args), if_split=if_split,
         dependent=plan.dependent,
@@ -125,12 +135,20 @@ class _Emitter:
             out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
         with out.block(")"):
             out.line("int const planes = kv_heads * batch;")
-            out.line("int const plane = blockIdx.x / rows, row = blockIdx.x % rows;")
-            out.line(f"int const group_at = threadIdx.x / {plan.lanes};")
+            if plan.groups > 1:
+                out.line("int const plane = blockIdx.x / rows, row = blockIdx.x % rows;")
+                out.line(f"int const group_at = threadIdx.x / {plan.lanes};")
+            else:
+                out.line(f"int const row_blocks = ceil_div(rows, {plan.rows});")
+                out.line("int const plane = blockIdx.x / row_blocks;")
+                at = f"blockIdx.x % row_blocks * {plan.rows}"
+                out.line(f"int const row = {at} + threadIdx.x / {plan.lanes};")
             out.line(f"int const lane_at = threadIdx.x % {plan.lanes}, column = lane_at * {WIDTH};")
             self._starts()
             if plan.dependent:
                 out.line(WAIT_FOR_KERNEL_BEFORE)
+            if plan.groups == 1:
+                out.line("if (row >= rows) return;")
             for tile in plan.kernel.tiles:
                 size = "" if tile.columns == 1 else f"[{WIDTH}]"
                 out.line(f"float {tile.name}{size};")
@@ -156,8 +174,9 @@ class _Emitter:
         steps = min(AHEAD_STEPS, AHEAD_REGISTERS // max(words, 1))
         lo, hi = cxx(stmt.lo, {}, bound=True), cxx(stmt.hi, {}, bound=True)
         first, groups = f"{var}_first", self.plan.groups
+        ahead = f"{first} + k" + (f" * {groups}" if groups > 1 else "")
         out.line("#pragma unroll 1")
-        start = f"int {first} = {lo} + group_at"
+        start = f"int {first} = {lo}" + (" + group_at" if groups > 1 else "")
         with out.block(f"for ({start}; {first} < {hi}; {first} += {groups * steps})"):
             for copy in loaded:
                 wide = "" if self.plan.is_vector(copy.name) else f"[{WIDTH}]"
@@ -167,16 +186,17 @@ class _Emitter:
             with out.unrolled("k", steps):
                 for copy in loaded:
                     comment(out, copy)
-                    with out.block(f"if ({first} + k * {groups} < {hi})"):
+                    with out.block(f"if ({ahead} < {hi})"):
                         self._load(copy, f"{copy.name}_next[k]", f"{copy.name}_from")
                     step = f"{self._tensor(copy).name}_step"
-                    out.line(f"{copy.name}_from += {groups} * {step};")
-            with out.unrolled("k", steps), out.block(f"if ({first} + k * {groups} < {hi})"):
+                    stride = f"{groups} * {step}" if groups > 1 else step
+                    out.line(f"{copy.name}_from += {stride};")
+            with out.unrolled("k", steps), out.block(f"if ({ahead} < {hi})"):
                 for copy in loaded:
                     self._each(copy.name, self._at(copy.name, f"{copy.name}_next[k]"))
                 self._body(tuple(s for s in stmt.body if s not in loaded))
-        for name, op in gathered:
-            self._join(name, op)
+        if groups > 1:
+            self._join(gathered)
 
     def _gathered(self, loop: ast.For) -> tuple[tuple[str, str], ...]:
         """Return (tile, operator) of what the loop gathers over its steps.
@@ -210,25 +230,43 @@ class _Emitter:
                 raise PlanError(f"{name} is gathered and does not start at {GATHERED[op]}")
         return tuple(found.items())
 
-    def _join(self, name: str, op: str) -> None:
-        """Give every group what all of them gathered."""
+    def _join(self, gathered: tuple[tuple[str, str], ...]) -> None:
+        """Give every group what all of them gathered, in the groups' order."""
         out, plan = self.out, self.plan
-        width = 1 if plan.is_vector(name) else WIDTH
-        out.line(f"// what the groups gathered of {name}")
+        widths = [1 if plan.is_vector(name) else WIDTH for name, _ in gathered]
+        if sum(widths) > WIDTH + 1:
+            raise PlanError("a loop of a pointwise kernel gathers one tile and one row vector")
+        names = ", ".join(name for name, _ in gathered)
+        out.line(f"// what the groups gathered of {names}")
         with out.block(""):
             out.line("float* const parts = reinterpret_cast<float*>(smem);")
-            with out.unrolled("c", width):
-                own = f"{name}[c]" if width > 1 else name
-                out.line(f"parts[(c * {plan.groups} + group_at) * {plan.lanes} + lane_at] = {own};")
+            out.line("__syncthreads();  // what was joined before is read no more")
+            at = 0
+            for (name, _), width in zip(gathered, widths, strict=True):
+                with out.unrolled("c", width):
+                    slot = self._slot(at, "group_at")
+                    out.line(f"{slot} = {self._at(name)};")
+                at += width
             out.line("__syncthreads();")
-            with out.unrolled("c", width):
-                own = f"{name}[c]" if width > 1 else name
-                part = f"parts[(c * {plan.groups} + g) * {plan.lanes} + lane_at]"
-                out.line(f"{own} = {part.replace('+ g)', '+ 0)')};")
-                with out.unrolled("g", plan.groups, 1):
-                    joined = ARITHMETIC[op].format(a=own, b=part)
-                    out.line(f"{own} = {joined};")
-            out.line("__syncthreads();")
+            at = 0
+            for (name, _), width in zip(gathered, widths, strict=True):
+                with out.unrolled("c", width):
+                    out.line(f"{self._at(name)} = {self._slot(at, '0')};")
+                at += width
+            out.line("#pragma unroll 4")
+            with out.block(f"for (int g = 1; g < {plan.groups}; ++g)"):
+                at = 0
+                for (name, op), width in zip(gathered, widths, strict=True):
+                    with out.unrolled("c", width):
+                        joined = ARITHMETIC[op].format(a=self._at(name), b=self._slot(at, "g"))
+                        out.line(f"{self._at(name)} = {joined};")
+                    at += width
+
+    def _slot(self, first: int, group: str) -> str:
+        """C++ for where a group's thread keeps element c of what is joined."""
+        plan = self.plan
+        plane = f"({first} + c)" if first else "c"
+        return f"parts[({plane} * {plan.groups} + {group}) * {plan.lanes} + lane_at]"
 
     def _emit(self, stmt: ast.Stmt) -> None:
         match stmt:
@@ -312,7 +350,7 @@ class _Emitter:
             raise PlanError(f"a pointwise kernel writes the problem's output, and {x} is not it")
         at = f"g{tensor.name} + {packed_row(tensor.name, 'row')} + column"
         value = f"{{pack({x}[0], {x}[1]), pack({x}[2], {x}[3])}}"
-        with out.block("if (group_at == 0)"):
+        with out.block("if (group_at == 0)" if self.plan.groups > 1 else ""):
             out.line("int const batch_at = plane / kv_heads, kv_head = plane % kv_heads;")
             out.line(f"*reinterpret_cast<uint2*>({at}) = {value};")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.cute.sm90 import BARRIERS_PRELUDE, WAITS_PRELUDE
-from codegen.cute.sm90_decode_consumer import ROWS_ISSUED, DecodeConsumer
+from codegen.cute.sm90_decode_consumer import BARRIERS_MADE, DecodeConsumer
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.statements import comment
 from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
@@ -115,15 +115,6 @@ class _Emitter:
         with out.block(")"):
             out.line("int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);")
             out.line("uint32_t const smem_at = cast_smem_ptr_to_uint(smem);")
-            with out.block("if (threadIdx.x == 0)"):
-                for name in dict.fromkeys(p.tensor for p in plan.parts):
-                    out.line(f"fetch_map(&map{name});")
-                for part in plan.parts:
-                    with out.unrolled("stage", plan.stages):
-                        out.line(f"initialize_barrier(*barrier_at({part.barrier} + stage), 1);")
-                        out.line(f"initialize_barrier(*barrier_at({part.empty} + stage), 1);")
-                out.line('asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");')
-            out.line("__syncthreads();")
             self._position()
             with out.block(f"if (warpgroup == {plan.consumers})"):
                 self._producer()
@@ -157,8 +148,17 @@ class _Emitter:
         out, var, plan = self.out, self.var, self.plan
         if plan.consumers > 1:
             out.line(f"registers_down<{plan.producer_registers}>();")
-        out.line("// rows before keys: the first product waits for both")
-        out.line(f"named_sync({ROWS_ISSUED}, {plan.threads});")
+        with out.block(f"if (threadIdx.x == {128 * plan.consumers})"):
+            for name in dict.fromkeys(p.tensor for p in plan.parts):
+                out.line(f"fetch_map(&map{name});")
+            for part in plan.parts:
+                with out.unrolled("stage", plan.stages):
+                    out.line(f"initialize_barrier(*barrier_at({part.barrier} + stage), 1);")
+                    out.line(f"initialize_barrier(*barrier_at({part.empty} + stage), 1);")
+            out.line('asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");')
+        out.line("// the consumers may wait on the barriers now; the keys do not wait for them")
+        out.line("__syncwarp();")
+        out.line(f"named_arrive({BARRIERS_MADE}, {plan.threads});")
         with out.block(f"if (threadIdx.x == {128 * plan.consumers})"):
             out.line("uint32_t count = 0;")
             out.line("#pragma unroll 1")
@@ -191,7 +191,7 @@ class _Emitter:
         comment(out, stmt, part.name if part.name != part.tensor else "")
         out.line(f"wait({part.empty} + slot, parity);")
         out.line(f"expect({part.barrier} + slot, {part.bytes});")
-        hint = "kEvictNormal" if len(plan.key_parts) > 1 else "kEvictFirst"
+        hint = "kEvictFirst" if plan.evict_first else "kEvictNormal"
         at = f"smem + {part.offset} + slot * {part.stage_bytes} + panel * {part.panel_bytes}"
         with out.unrolled("p", part.panels):
             out.line(f"int const panel = {part.first_panel} + p;" if part.first_panel else

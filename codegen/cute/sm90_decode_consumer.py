@@ -7,7 +7,7 @@ follower with the same place in the fragment, so that the follower rescales and 
 from __future__ import annotations
 
 from codegen.cute.plan import LoopPlan, MaskPlan
-from codegen.cute.pointwise import packed_row
+from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
 from codegen.cute.sm90_consumer import NoCopies, WgmmaStatements
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.sm90_decode_store import OWN_BARRIER, STEP, ResultStore
@@ -16,14 +16,11 @@ from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, product_nam
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS, panels
+from space.tiles import CHUNK_BYTES
 
-#: lets the kernel behind be scheduled. Not before the end: its blocks would all go to the few SMs
-#: that have room while this kernel runs, and wait there for one another
-START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
-#: named barriers of the exchange of P, and of the loads' order
-P_FULL, P_EMPTY, ROWS_ISSUED = 3, 4, 5
+#: named barriers of the exchange of P, and of the loading warp's word that its barriers are there
+P_FULL, P_EMPTY, BARRIERS_MADE = 3, 4, 5
 
 
 class DecodeConsumer:
@@ -75,10 +72,10 @@ class DecodeConsumer:
                     f"((j % {8 // lanes} * {lanes} + lane_at) ^ (r & 7)) * {CHUNK_BYTES}"
                 )
                 out.line(f"copy_chunk({at}, from + j * {lanes * 8}, row < rows{own});")
-        out.line(f"named_arrive({ROWS_ISSUED}, {plan.threads});")
         out.line('asm volatile("cp.async.wait_all;" ::: "memory");')
         out.line("visible_to_async();")
-        out.line(f"named_sync({OWN_BARRIER}, {threads});")
+        out.line("// all rows are there, and the barriers")
+        out.line(f"named_sync({BARRIERS_MADE}, {plan.threads});")
 
     def _owner(self) -> None:
         out, plan, var = self.out, self.plan, self.var
@@ -344,6 +341,8 @@ class DecodeConsumer:
         """Normalise, and store: the output itself, or this split's part of it and its sum."""
         out, plan = self.out, self.plan
         name = plan.product.out
+        if plan.consumers == 1:
+            out.line(START_KERNEL_BEHIND)
         if consumer == 0:
             if plan.consumers > 1:
                 self._send_inverse()
@@ -360,7 +359,8 @@ class DecodeConsumer:
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy):
                 self.results.store(stmt, consumer)
-        out.line(START_KERNEL_BEHIND)
+        if plan.consumers > 1:  # whose blocks fill an SM: not before they end
+            out.line(START_KERNEL_BEHIND)
 
     def _send_inverse(self) -> None:
         """The follower normalises by the same sums, once it has read the last P."""

@@ -76,6 +76,7 @@ class DecodePlan:
     stages: int
     blocks_per_sm: int
     overlap: bool
+    evict_first: bool  #: keys and values leave the L2 first
     page: int
     exchange_offset: int
     barrier_offset: int
@@ -187,6 +188,7 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         stages=stages,
         blocks_per_sm=base.blocks_per_sm,
         overlap=bool(program.param("overlap", 1)),
+        evict_first=bool(program.param("evict_first", 0)),
         page=problem.page,
         exchange_offset=end,
         barrier_offset=barrier_offset,

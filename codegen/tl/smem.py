@@ -81,10 +81,7 @@ def smem_bytes(program: Program, kernel: Kernel) -> int:
     if columns > 1:
         scores += 4 * program.param("BM") * columns  # a number of each row and warp
     overlap = program.param("q_in_registers", 0) and not (columns and len(loaded) > 1)
-    if overlap:
-        total = max(resident, staged) + scores
-    else:
-        total = resident + staged + scores
+    total = (max(resident, staged) if overlap else resident + staged) + scores
     return max(total, _output_bytes(program, kernel))
 
 

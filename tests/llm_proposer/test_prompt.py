@@ -41,6 +41,7 @@ from llm_proposer.prompt import (
 )
 from runs.record import History, Rejected, Stage, TrialClass
 from space.constraints import CONSTRAINTS, violated
+from space.decode import DECODE_CONSTRAINTS
 from space.decode_mma import DECODE_MMA_CONSTRAINTS
 from space.gpu import GPUS
 from space.hopper import HOPPER_CONSTRAINTS
@@ -146,7 +147,8 @@ def test_the_guide_says_that_pipelines_are_not_written() -> None:
 
 
 def test_every_rule_of_the_space_has_words() -> None:
-    assert {c.name for c in (*CONSTRAINTS, *HOPPER_CONSTRAINTS, *DECODE_MMA_CONSTRAINTS)} == set(RULES)
+    own = (*CONSTRAINTS, *HOPPER_CONSTRAINTS, *DECODE_MMA_CONSTRAINTS, *DECODE_CONSTRAINTS)
+    assert {c.name for c in own} == set(RULES)
 
 
 def test_the_parameters_are_told_with_their_choices() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from runs.record import Measured, Outcome, Timing
 from space.gpu import GpuSpec
-from space.variant import DType, Shape, flops, io_bytes
+from space.variant import DType, Phase, Shape, flops, io_bytes
 
 
 def floor_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
@@ -20,6 +20,21 @@ def floor_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
 def tflops(timing: Timing) -> float:
     """Return the rate over visible pairs, in TFLOP/s."""
     return flops(timing.shape) / timing.median_us / 1e6
+
+
+def gigabytes(timing: Timing, dtype: DType) -> float:
+    """Return the rate over what must pass through device memory, in GB/s."""
+    return io_bytes(timing.shape, dtype) / timing.median_us / 1e3
+
+
+def rate(timing: Timing, phase: Phase, dtype: DType) -> float:
+    """Return the rate that a reader of a phase looks for; `unit` names it."""
+    return gigabytes(timing, dtype) if phase is Phase.DECODE else tflops(timing)
+
+
+def unit(phase: Phase) -> str:
+    """Return the unit of `rate`: decode is bound by memory, prefill by products."""
+    return "GB/s" if phase is Phase.DECODE else "TFLOP/s"
 
 
 def loss(outcome: Outcome, dtype: DType, gpu: GpuSpec) -> float | None:

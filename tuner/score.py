@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from runs.record import Measured, Outcome, Timing
 from space.gpu import GpuSpec
-from space.variant import DType, Phase, Shape, flops, io_bytes
+from space.variant import DECODE_QUERIES_MAX, DType, Phase, Shape, flops, io_bytes
 
 
 def floor_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
@@ -54,6 +54,12 @@ def focus_count(shapes: int) -> int:
     return 3 if shapes >= 4 else 1
 
 
+def _length(shape: Shape) -> int:
+    """What parts short problems from long ones: keys, for few queries those of the whole batch."""
+    few = shape.seqlen_q <= DECODE_QUERIES_MAX
+    return shape.seqlen_k * (shape.batch * shape.kv_heads if few else 1)
+
+
 def focus_losses(
     outcome: Outcome, dtype: DType, gpu: GpuSpec, foci: int
 ) -> tuple[float, ...] | None:
@@ -67,7 +73,7 @@ def focus_losses(
         return None
     if foci == 1:
         return (mean,)
-    ordered = sorted(outcome.timings, key=lambda t: (t.shape.seqlen_k, t.shape.key))
+    ordered = sorted(outcome.timings, key=lambda t: (_length(t.shape), t.shape.key))
     half = len(ordered) // 2
     parts = (tuple(ordered[:half]), tuple(ordered[half:]))
     of_parts = [loss(replace(outcome, timings=part), dtype, gpu) for part in parts]

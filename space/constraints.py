@@ -82,7 +82,7 @@ def is_hopper(point: Point) -> bool:
 
 def is_decode_hopper(point: Point) -> bool:
     """Whether a point is one of the Hopper back end's decode kernels."""
-    return is_hopper(point) and point.get("split_blocks", 0) > 0
+    return is_hopper(point) and point.get("combine_groups", 0) > 0
 
 
 def smem_bytes(problem: Problem, point: Point) -> int:
@@ -174,10 +174,9 @@ CONSTRAINTS = (
 
 def constraints_of(names: tuple[str, ...]) -> tuple[Constraint, ...]:
     """Return the predicates of the back end and phase whose parameters are called `names`."""
-    decode = "split_blocks" in names
     if "consumer_warpgroups" in names:
-        return DECODE_CONSTRAINTS if decode else HOPPER_CONSTRAINTS
-    return DECODE_MMA_CONSTRAINTS if decode else CONSTRAINTS
+        return DECODE_CONSTRAINTS if "combine_groups" in names else HOPPER_CONSTRAINTS
+    return DECODE_MMA_CONSTRAINTS if "column_warps" in names else CONSTRAINTS
 
 
 def violated(problem: Problem, point: Point, gpu: GpuSpec) -> tuple[str, str] | None:

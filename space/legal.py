@@ -75,9 +75,8 @@ class LegalPoints:
         if point in self:
             return point
         values = point.as_dict()
-        if (
-            "consumer_warpgroups" in values and "split_blocks" not in values
-        ):  # follows from BM: a draw need not guess both right
+        if "consumer_warpgroups" in values and "split_blocks" not in values:
+            # follows from BM in prefill: a draw need not guess both right
             values["consumer_warpgroups"] = values["BM"] // WARPGROUP_ROWS
             if (mended := self._point(values)) in self:
                 return mended

@@ -556,8 +556,8 @@ partial(
 
 extern "C" __global__ void __launch_bounds__(128)
 combine(
-    float* gO_s,
     float* glse_s,
+    float* gO_s,
     uint16_t* gO,
     int64_t O_stride_b,
     int64_t O_stride_s,
@@ -568,77 +568,109 @@ combine(
     int batch,
     int splits
 ) {
-  int const row_blocks = ceil_div(rows, 4);
   int const planes = kv_heads * batch;
+  int const row_blocks = ceil_div(rows, 4);
   int const plane = blockIdx.x / row_blocks;
   int const row = blockIdx.x % row_blocks * 4 + threadIdx.x / 32;
-  int const column = threadIdx.x % 32 * 4;
+  int const lane_at = threadIdx.x % 32, column = lane_at * 4;
+  float* const lse_s_at = glse_s + (int64_t(plane) * rows + row);
+  int64_t const lse_s_step = int64_t(planes) * rows;
+  float* const O_s_at = gO_s + (int64_t(plane) * rows + row) * 128 + column;
+  int64_t const O_s_step = int64_t(planes) * rows * 128;
   if (row >= rows) return;
-  float O[4];
   float top;
+  float lse_s;
+  float O[4];
   float total_;
   float O_s[4];
-  float lse_s;
-  float top_new;
-  float decay;
   float w;
-  // TL 18: Compute Fill O, 0.0
+  // TL 18: Compute Fill top, -inf
+  top = -INFINITY;
+  // TL 18: for s = 0:num_splits
+  #pragma unroll 1
+  for (int s_first = 0; s_first < splits; s_first += 8) {
+    float lse_s_next[8];
+    float const* lse_s_from = lse_s_at + s_first * lse_s_step;
+    #pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      // TL 19: Copy lse_s (16, 1) in coordinate [L = block_idx, splits = s] from global to register
+      if (s_first + k < splits) {
+        lse_s_next[k] = *(lse_s_from);
+      }
+      lse_s_from += lse_s_step;
+    }
+    #pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (s_first + k < splits) {
+        lse_s = lse_s_next[k];
+        // TL 20: Compute Max top, lse_s
+        top = fmaxf(top, lse_s);
+      }
+    }
+  }
+  // TL 22: Compute Fill O, 0.0
   #pragma unroll
   for (int c = 0; c < 4; ++c) {
     O[c] = 0.0f;
   }
-  // TL 18: Compute Fill top, -inf
-  top = -INFINITY;
-  // TL 18: Compute Fill total_, 0.0
+  // TL 22: Compute Fill total_, 0.0
   total_ = 0.0f;
-  // TL 18: for s = 0:num_splits
-  #pragma unroll 16
-  for (int s = 0; s < splits; ++s) {
-    // TL 19: Copy O_s (16, 128) in coordinate [L = block_idx, splits = s] from global to register
-     {
-      float4 const x = *reinterpret_cast<float4 const*>(gO_s + ((int64_t(s) * planes + plane) * rows + row) * 128 + column);
-      O_s[0] = x.x; O_s[1] = x.y; O_s[2] = x.z; O_s[3] = x.w;
-    }
-    // TL 20: Copy lse_s (16, 1) in coordinate [L = block_idx, splits = s] from global to register
-    lse_s = *(glse_s + (int64_t(s) * planes + plane) * rows + row);
-    // TL 21: Compute Max top, lse_s and get top_new
-    top_new = fmaxf(top, lse_s);
-    // TL 22: Compute Subtract top, top_new and get decay
-    decay = minus(top, top_new);
-    // TL 23: Compute Exp decay
-    decay = exp2_approx(decay * 1.44269504089f);
-    // TL 24: Compute Subtract lse_s, top_new and get w
-    w = minus(lse_s, top_new);
-    // TL 25: Compute Exp w
-    w = exp2_approx(w * 1.44269504089f);
-    // TL 26: Compute Multiply O, decay and get new O
+  // TL 22: for s = 0:num_splits
+  #pragma unroll 1
+  for (int s_first = 0; s_first < splits; s_first += 4) {
+    float O_s_next[4][4];
+    float const* O_s_from = O_s_at + s_first * O_s_step;
+    float lse_s_next[4];
+    float const* lse_s_from = lse_s_at + s_first * lse_s_step;
     #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      O[c] = O[c] * decay;
+    for (int k = 0; k < 4; ++k) {
+      // TL 23: Copy O_s (16, 128) in coordinate [L = block_idx, splits = s] from global to register
+      if (s_first + k < splits) {
+         {
+          float4 const x = *reinterpret_cast<float4 const*>(O_s_from);
+          O_s_next[k][0] = x.x; O_s_next[k][1] = x.y; O_s_next[k][2] = x.z; O_s_next[k][3] = x.w;
+        }
+      }
+      O_s_from += O_s_step;
+      // TL 24: Copy lse_s (16, 1) in coordinate [L = block_idx, splits = s] from global to register
+      if (s_first + k < splits) {
+        lse_s_next[k] = *(lse_s_from);
+      }
+      lse_s_from += lse_s_step;
     }
-    // TL 27: Compute Multiply O_s, w and get new O_s
     #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      O_s[c] = O_s[c] * w;
+    for (int k = 0; k < 4; ++k) {
+      if (s_first + k < splits) {
+        #pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          O_s[c] = O_s_next[k][c];
+        }
+        lse_s = lse_s_next[k];
+        // TL 25: Compute Subtract lse_s, top and get w
+        w = minus(lse_s, top);
+        // TL 26: Compute Exp w
+        w = exp2_approx(w * 1.44269504089f);
+        // TL 27: Compute Multiply O_s, w and get new O_s
+        #pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          O_s[c] = O_s[c] * w;
+        }
+        // TL 28: Compute Add O, O_s and get new O
+        #pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          O[c] = O[c] + O_s[c];
+        }
+        // TL 29: Compute Add total_, w and get new total_
+        total_ = total_ + w;
+      }
     }
-    // TL 28: Compute Add O, O_s and get new O
-    #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      O[c] = O[c] + O_s[c];
-    }
-    // TL 29: Compute Multiply total_, decay and get new total_
-    total_ = total_ * decay;
-    // TL 30: Compute Add total_, w and get new total_
-    total_ = total_ + w;
-    // TL 31: Copy top_new to top
-    top = top_new;
   }
-  // TL 33: Compute Divide O, total_ and get new O
+  // TL 31: Compute Divide O, total_ and get new O
   #pragma unroll
   for (int c = 0; c < 4; ++c) {
     O[c] = over(O[c], total_);
   }
-  // TL 34: Copy O (16, 128) in coordinate [L = block_idx] from register to global
+  // TL 32: Copy O (16, 128) in coordinate [L = block_idx] from register to global
    {
     int const batch_at = plane / kv_heads, kv_head = plane % kv_heads;
     *reinterpret_cast<uint2*>(gO + batch_at * O_stride_b + int64_t(row / group) * O_stride_s + int64_t(kv_head * group + row % group) * O_stride_h + column) = {pack(O[0], O[1]), pack(O[2], O[3])};

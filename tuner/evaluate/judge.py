@@ -160,7 +160,7 @@ class Judge:
         """Return tensors that hold all of `shapes`, those of the trial before if they fit."""
         if self._arena is None or not self._arena.holds(shapes, dtype, seed, page):
             self._arena = None  # free before the larger one is made
-            self._arena = Arena(shapes, dtype, seed, self.device)
+            self._arena = Arena(shapes, dtype, seed, self.device, page)
         return self._arena
 
     def _time(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from codegen.kernel import Resources
 from runs.record import Basis, Timing
-from space.constraints import is_hopper, register_estimate, smem_bytes
+from space.constraints import is_decode_hopper, is_hopper, register_estimate, smem_bytes
 from space.decode import decode_threads
 from space.gpu import GpuSpec
 from space.hopper import WARPGROUP_ROWS
@@ -174,7 +174,7 @@ def resident_blocks(candidate: Candidate, gpu: GpuSpec) -> int:
 
 def block_warps(point: Point) -> int:
     """Return the warps of a block, a Hopper block's producer included."""
-    if is_hopper(point) and "split_blocks" in dict(point.items):
+    if is_decode_hopper(point):
         return decode_threads(point["consumer_warpgroups"]) // WARP
     return 4 * (point["consumer_warpgroups"] + 1) if is_hopper(point) else point["warps"]
 

@@ -14,19 +14,22 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from codegen.kernel import ArgKind
 from runs import codec
 from runs.errors import ExportError, StoreError
-from runs.files import private_folder, publish, write_synced
+from runs.files import private_folder, publish, read_regular, write_synced
 from runs.kernels import StoredKernel
 from runs.rebuild import kernel_of
 from runs.record import Basis, Finalist, Measured, Note, RunSpec, Timing, TrialRecord
 from runs.store import Replay, RunStore
+from runs.templates import manifest as manifests
 from space.gpu import gpu_named
 from space.variant import Phase, Problem, Shape, flops
 
@@ -51,6 +54,14 @@ PASSED = ("Q", "K", "V")  #: what `attention` gives to a kernel
 SCALARS = ("scale",)
 
 
+class Checked(StrEnum):
+    """How much of a kernel's output on a shape was compared with the right one."""
+
+    WHOLE = "every element"
+    SAMPLE = "a sample"
+    INTERPRETER = "none: no device ran it"
+
+
 @dataclass(frozen=True, slots=True)
 class Winner:
     """The kernel of one shape and the run that chose it."""
@@ -59,7 +70,7 @@ class Winner:
     shape: Shape
     record: TrialRecord
     timing: Timing
-    #: whether the time comes from the final, interleaved timing
+    #: whether the time comes from the final, interleaved timing, which checks every element
     final: bool
     peers: tuple[Finalist, ...]
 
@@ -106,7 +117,9 @@ def winners_of(store: RunStore, replay: Replay) -> list[Winner]:
             record = records.get(-1 if final.trial is None else final.trial)
             if record is None or not isinstance(record.outcome, Measured):
                 raise StoreError(f"{store.path}: {final.name} was chosen but is no right trial")
-            found.append(Winner(store, shape, record, final.timing, True, peers))
+            # where no final timing could be had, its place is taken by the search's own times
+            timed = final.timing not in record.outcome.timings
+            found.append(Winner(store, shape, record, final.timing, timed, peers))
         elif (best := history.best(shape)) is not None:
             found.append(Winner(store, shape, best[0], best[1], False, peers))
     return found
@@ -150,7 +163,7 @@ def _manifest(
             kernels[name] = stored
         shapes.append(_shape_entry(w, name))
     gpus = dict.fromkeys(store.spec.gpu for store, _ in replays)
-    return {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": DECODE_VERSION if any(_decodes(w.record.problem) for w in winners) else VERSION,
         "gpus": {g: {"title": gpu_named(g).title, "arch": gpu_named(g).arch} for g in gpus},
@@ -158,6 +171,7 @@ def _manifest(
         "shapes": shapes,
         "runs": [_run_entry(store.spec, replay.notes) for store, replay in replays],
     }
+    return manifest | {"sha256": manifests.digest_of(manifest)}
 
 
 def _decodes(problem: Problem) -> bool:
@@ -176,6 +190,7 @@ def _shape_entry(w: Winner, kernel: str) -> dict[str, Any]:
         "trial": w.record.index,
         "basis": w.timing.basis.value,
         "timed": "final" if w.final else "search",
+        "checked": _checked(w).value,
         "median_us": us,
         "low_us": w.timing.low_us,
         "high_us": w.timing.high_us,
@@ -187,6 +202,29 @@ def _shape_entry(w: Winner, kernel: str) -> dict[str, Any]:
     if _decodes(problem):
         entry |= {"phase": problem.phase.value, "page": problem.page, "splits": w.timing.splits}
     return entry
+
+
+def _checked(w: Winner) -> Checked:
+    if w.timing.basis is Basis.PREDICTED:
+        return Checked.INTERPRETER
+    return Checked.WHOLE if w.final else Checked.SAMPLE
+
+
+def remarks(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a line for each kind of check that some shapes of an export lack."""
+    counts = Counter(s["checked"] for s in manifest["shapes"])
+    found = []
+    if count := counts[Checked.SAMPLE]:
+        found.append(
+            f"{count} of these shapes come from a run without its final checks: a sample of their "
+            "outputs was compared; tune verify looks at every element"
+        )
+    if count := counts[Checked.INTERPRETER]:
+        found.append(
+            f"{count} of these shapes are predicted: no device has run their kernels; "
+            "tune verify does, where the card is"
+        )
+    return tuple(found)
 
 
 def _kernel_entry(name: str, w: Winner, stored: StoredKernel) -> dict[str, Any]:
@@ -267,7 +305,7 @@ def _refuse_foreign(out: Path) -> None:
 
 def _is_export(folder: Path) -> bool:
     try:
-        head = json.loads((folder / "manifest.json").read_bytes())
+        head = json.loads(read_regular(folder / "manifest.json"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(head, dict) and head.get("format") == FORMAT

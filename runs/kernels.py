@@ -9,7 +9,7 @@ from pathlib import Path
 from codegen.kernel import Cubin, KernelSource, Launch, Resources, SplitRule, Workspace
 from runs import codec
 from runs.errors import CodecError, StoreError
-from runs.files import private_folder, publish, write_synced
+from runs.files import private_folder, publish, read_regular, write_synced
 
 SOURCE, IMAGE, LOG, ABOUT = "source.cu", "image.cubin", "log.txt", "kernel.json"
 
@@ -67,12 +67,12 @@ def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
 def read_kernel(folder: Path) -> StoredKernel:
     """Read a kernel back. Raises StoreError when it is absent or not what was written."""
     try:
-        body = codec.parse((folder / ABOUT).read_bytes().decode())
+        body = codec.parse(read_regular(folder / ABOUT).decode())
         codec.check_schema(body.get("v") if isinstance(body, dict) else None)
         about = codec.from_json(_About, body)
-        text = (folder / SOURCE).read_bytes().decode()
-        image = (folder / IMAGE).read_bytes()
-        log = (folder / LOG).read_bytes().decode()
+        text = read_regular(folder / SOURCE).decode()
+        image = read_regular(folder / IMAGE)
+        log = read_regular(folder / LOG).decode()
     except OSError as error:
         raise StoreError(f"cannot read kernel {folder}: {error.strerror}") from None
     except (CodecError, UnicodeDecodeError) as error:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from space.constraint import Constraint
 from space.gpu import GpuSpec
-from space.hopper import MMA_STEP, REGISTERS_BY_ROLE, ROW_BYTES, WARPGROUP_ROWS, panels
+from space.hopper import MMA_STEP, REGISTERS_BY_ROLE, WARPGROUP_ROWS
 from space.params import Param, Point, Space
 from space.variant import Problem
 
+PANEL_COLUMNS, ROW_BYTES = 64, 128  #: of a panel of a tile, with 128-byte swizzle
 BARRIER_BYTES = 8
 PRODUCER_THREADS = 32
 BLOCK_THREADS_MAX = 1024
@@ -40,6 +41,11 @@ def decode_space(problem: Problem) -> Space:
     """Return the search space of a decode problem on the Hopper back end."""
     shared = {"consumer_warpgroups": (2 if problem.latent else 1,)}
     return Space(DECODE_PARAMS).restrict(shared)
+
+
+def panels(columns: int) -> int:
+    """Panels of 64 columns that hold `columns`."""
+    return -(-columns // PANEL_COLUMNS)
 
 
 def exchange_bytes(keys: int) -> int:

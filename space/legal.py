@@ -37,8 +37,14 @@ DECISIVE = frozenset(
         "rescale_threshold",
         "persistent",
         "combine_groups",
+        "cluster",
     }
 )
+
+
+#: The parameter whose further choices only forbid more, by the last constraints: what is illegal at
+#: its first choice is so, for the same reason, at all.
+ASKED_LAST = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +115,21 @@ def _judged(
     problem = Problem("", DType.FP16, head_dim, head_dim_v, False, phase, page)
     cores = []
     pruned: dict[str, int] = {}
-    parts = _parts(decisive)
-    if (torn := decisive.size() - sum(p.size() for p in parts)) > 0:
-        pruned["rows_per_warpgroup"] = torn
+    first, further = _asked_last(decisive)
+    parts = _parts(first)
+    if (torn := first.size() - sum(p.size() for p in parts)) > 0:
+        pruned["rows_per_warpgroup"] = torn * (1 + len(further))
     for core in (core for part in parts for core in part.points()):
         found = violated(problem, core, gpu)
-        if found is None:
-            cores.append(core)
-        else:
-            pruned[found[0]] = pruned.get(found[0], 0) + 1
+        if found is not None:
+            pruned[found[0]] = pruned.get(found[0], 0) + 1 + len(further)
+            continue
+        cores.append(core)
+        for other in (core.replace(**{ASKED_LAST: choice}) for choice in further):
+            if (found := violated(problem, other, gpu)) is None:
+                cores.append(other)
+            else:
+                pruned[found[0]] = pruned.get(found[0], 0) + 1
     return tuple(cores), tuple(pruned.items())
 
 
@@ -127,6 +139,14 @@ def _limits(gpu: GpuSpec) -> GpuSpec:
         gpu, name="", title="", num_sms=0, tensor_tflops=0.0, bandwidth_gbs=0.0, l2_bytes=0,
         clock_ghz=0.0,
     )  # fmt: skip
+
+
+def _asked_last(space: Space) -> tuple[Space, tuple[int, ...]]:
+    """Split a space into that of the first choice of ASKED_LAST and the further choices."""
+    if ASKED_LAST not in space.names:
+        return space, ()
+    first, *further = space.param(ASKED_LAST).choices
+    return space.restrict({ASKED_LAST: (first,)}), tuple(further)
 
 
 def _parts(space: Space) -> tuple[Space, ...]:

@@ -183,10 +183,13 @@ def export(
 ) -> None:
     """Write the best kernel of each shape as a folder that needs only torch and cuda-core."""
     from runs.export import export as export_run
+    from runs.export import remarks
     from runs.store import RunStore
 
     manifest = export_run([RunStore.open(run) for run in runs], out)
     typer.echo(f"{len(manifest['kernels'])} kernels for {len(manifest['shapes'])} shapes in {out}")
+    for line in remarks(manifest):
+        typer.echo(line)
 
 
 @app.command()

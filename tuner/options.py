@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llm_proposer.session import ModelSettings
 
 DEFAULT_BUDGET = 200
+MOST = 10**18 - 1  #: a record keeps whole numbers of 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +96,30 @@ def check_common(options: Options) -> None:
     phase = phase_named(options.phase)
     if options.resume is None:  # a run that goes on has its own
         page_size(phase, options.page_size)
+    _check_text("--model", options.model)
+    _check_text("--proposer", options.proposer)
     _check_proposer(options)
     backend_named(options.backend)
-    if options.budget is not None and options.budget < 1:
-        raise UsageError(f"--budget {options.budget} is not at least 1")
+    _check_whole("--budget", options.budget, 1, "at least 1")
     if options.minutes is not None and not 0 < options.minutes < float("inf"):
         raise UsageError(f"--minutes {options.minutes:g} is not more than 0")
-    if options.seed is not None and options.seed < 0:
-        raise UsageError(f"--seed {options.seed} is negative; use 0 or more")
+    _check_whole("--seed", options.seed, 0, "0 or more")
     workers_of(options)
+
+
+def _check_whole(name: str, value: int | None, least: int, wanted: str) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"{name} {value} is not {wanted}")
+    if value is not None and value > MOST:
+        raise UsageError(f"{name} is more than {MOST}, the most that a run records; use less")
+
+
+def _check_text(name: str, value: str | None) -> None:
+    """Refuse an argument whose bytes were no UTF-8: a record is text."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} {value!a} is not UTF-8; type it again in UTF-8") from None
 
 
 def _check_proposer(options: Options) -> None:

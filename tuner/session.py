@@ -187,7 +187,9 @@ def _go(
     """Search, finish and export; the store's journal says where an earlier part stopped."""
     history = store.replay().history
     # the model is asked first of all: what it says comes while peers and first trials run
-    guide = guided(store, spec, lanes, options, view.note, sketches=options.sketch is None)
+    # in decode the parts that a model could write otherwise are fixed: it is asked for points alone
+    sketches = options.sketch is None and spec.phase is Phase.PREFILL
+    guide = guided(store, spec, lanes, options, view.note, sketches)
     try:
         for note in bench.facts():
             store.append(note)

@@ -11,6 +11,7 @@ from codegen.errors import TLError
 from codegen.tl.ast import Custom, For, Name, Sketch, walk
 from codegen.tl.ast import Param as Declared
 from runs.record import RunSpec
+from runs.safe import MAX_NAME, is_safe_name
 from space.constraints import Backend, space_for
 from space.gpu import GpuSpec
 from space.params import Param, Space
@@ -88,7 +89,12 @@ def with_user_sketch(spec: RunSpec, path: Path, causal: bool | None) -> RunSpec:
         raise UsageError(
             f"{path} masks causally, which one query does not need; use a sketch without the mask"
         )
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem) or "sketch"
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
+    if not is_safe_name(name):
+        raise UsageError(
+            f"{path}: a run keeps its sketch by the file's name, which must begin with a letter, "
+            f"a digit or _ and have at most {MAX_NAME} characters before .tl; rename the file"
+        )
     spec = replace(spec, shapes=shapes, sketches=((name, text),))
     if found := {d: None for p in problems_in(spec) for d in check(sketch, p)}:
         raise TLError(tuple(found))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runs.export import FILES, TEMPLATES, winners_of
+from runs.files import read_regular
 from runs.store import RunStore
 from runs.templates import manifest as manifests
 from space.variant import Phase, Problem, Shape, dtype_named
@@ -124,6 +125,6 @@ def strange_files(target: Path) -> tuple[str, ...]:
 
 def _same(file: Path, template: Path) -> bool:
     try:
-        return file.read_bytes() == template.read_bytes()
+        return read_regular(file) == template.read_bytes()
     except OSError:
         return False

@@ -52,7 +52,7 @@ def _translate_hopper(program: Program, problem: Problem, gpu: GpuSpec) -> Kerne
     base = plan.base
     launch = Launch(
         base.entry, plan.threads, plan.smem_bytes, base.grid, base.args,
-        persistent=0 if plan.scheduler == 0 else 1,
+        persistent=0 if plan.scheduler == 0 else 1, cluster=plan.cluster,
     )  # fmt: skip
     return KernelSource(emit_sm90(plan), gpu.arch, (launch,), _tensors((base,)))
 

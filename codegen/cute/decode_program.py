@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from codegen.cute.decode import DECODE_SUFFIXES, DECODE_WORDS, emit_partial
 from codegen.cute.decode_plan import plan_decode as plan_mma_decode
 from codegen.cute.names import safe
-from codegen.cute.pointwise import emit_pointwise, is_pointwise, launch_pointwise, plan_pointwise
+from codegen.cute.pointwise import emit_pointwise
+from codegen.cute.pointwise_plan import is_pointwise, launch_pointwise, plan_pointwise
 from codegen.cute.sm90_decode import emit_decode
 from codegen.cute.sm90_decode_plan import plan_decode
 from codegen.cute.structure import used_scalars

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from codegen.cute.panel import Panel
 from codegen.cute.sm90 import BARRIERS_PRELUDE, WAITS_PRELUDE
 from codegen.cute.sm90_decode_consumer import BARRIERS_MADE, DecodeConsumer
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.statements import comment
 from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
-from codegen.cute.wgmma import PANEL_COLUMNS, ROW_BYTES, define_product
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
+from codegen.cute.wgmma import define_descriptor, define_product
 from codegen.cute.writer import Writer
 from codegen.kernel import ArgKind
 from codegen.tl import ast
+from space.decode import PANEL_COLUMNS, ROW_BYTES
 from space.hopper import WARPGROUP_ROWS
 
 PRELUDE = """
@@ -73,6 +75,7 @@ class _Emitter:
         out.lines(BARRIERS_PRELUDE)
         out.lines(WAITS_PRELUDE)
         out.lines(WGMMA_PRELUDE)
+        define_descriptor(out, Panel())
         out.lines(PRELUDE)
         define_product(out, dtype, plan.keys, False, b_rows=False)
         define_product(out, dtype, plan.own_columns, True, b_rows=True)

@@ -6,17 +6,19 @@ follower with the same place in the fragment, so that the follower rescales and 
 
 from __future__ import annotations
 
+from codegen.cute.panel import Panel
 from codegen.cute.plan import LoopPlan, MaskPlan
 from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
 from codegen.cute.sm90_consumer import NoCopies, WgmmaStatements
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.sm90_decode_store import OWN_BARRIER, STEP, ResultStore
 from codegen.cute.statements import comment
-from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, product_name
+from codegen.cute.wgmma import product_name
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.hopper import WARPGROUP_ROWS, panels
+from space.decode import PANEL_COLUMNS, ROW_BYTES, panels
+from space.hopper import WARPGROUP_ROWS
 from space.tiles import CHUNK_BYTES
 
 #: named barriers of the exchange of P, and of the loading warp's word that its barriers are there
@@ -171,10 +173,9 @@ class DecodeConsumer:
             out.line(f"uint64_t const b = tile_descriptor(values_at, {part.panel_bytes});")
             out.line("warpgroup_fence();")
             name = product_name(plan.own_columns, True, True)
+            step = 2 * Panel().core_bytes // 16  # 16 rows down a panel
             with out.unrolled("k", plan.keys // STEP):
-                out.line(
-                    f"{name}({stmt.out}, {self.p}_a[0][k], b + k * {2 * CORE_BYTES // 16}, 1);"
-                )
+                out.line(f"{name}({stmt.out}, {self.p}_a[0][k], b + k * {step}, 1);")
             out.line("warpgroup_commit();")
 
     def _clear_tail(self, consumer: int, part: Part, tile: str) -> None:

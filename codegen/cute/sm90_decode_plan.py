@@ -22,12 +22,15 @@ from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
 from space.decode import (
     BARRIER_BYTES,
+    PANEL_COLUMNS,
+    ROW_BYTES,
     decode_smem_bytes,
     decode_threads,
     exchange_bytes,
+    panels,
 )
 from space.gpu import GpuSpec
-from space.hopper import PANEL_COLUMNS, REGISTERS_BY_ROLE, ROW_BYTES, WARPGROUP_ROWS, panels
+from space.hopper import REGISTERS_BY_ROLE, WARPGROUP_ROWS
 from space.params import Point
 from space.variant import Problem
 

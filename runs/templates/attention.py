@@ -323,7 +323,7 @@ class Attention:
 def _readable(call: _Call, entry: KernelEntry) -> _Call:
     """Return the call with copies of what the kernel cannot read in place.
 
-    A paged cache is not copied: Raises ValueError.
+    Raises ValueError where that is a paged cache, which is never copied.
     """
     broadcast = not entry.uses_tensor_maps
     q, k, v = call.q, call.k, call.v

@@ -120,13 +120,37 @@ def read(folder: Path) -> Manifest:
     """Read and check a folder's manifest. Raises ManifestError."""
     path = folder / "manifest.json"
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ManifestError(f"cannot read {path}: it is no regular file")
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ManifestError(f"cannot read {path}: {error}") from None
     try:
-        return _manifest(folder, data)
+        manifest = _manifest(folder, data)
+        _check_digest(data)
+        return manifest
     except _Fault as fault:
         raise ManifestError(f"{path}: {fault}") from None
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """Return the digest of everything else that a manifest says. Raises ValueError on NaN, inf.
+
+    What a kernel is compiled for (head dims, mask, dtype, tiles) stands in the manifest alone: one
+    changed number would start it on tensors it was never judged on.
+    """
+    rest = {name: value for name, value in data.items() if name != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_digest(data: dict[str, Any]) -> None:
+    try:
+        same = digest_of(data) == _get(data, "sha256", str)
+    except (ValueError, RecursionError):
+        same = False
+    if not same:
+        raise _Fault("it is not what was exported: its digest differs; export again")
 
 
 class _Fault(Exception):
@@ -232,7 +256,10 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
         tuple(launch.Axis(_word(x, "length", _LENGTH), _get(x, "tile", int, 1)) for x in grid),
         tuple(launch.Arg(_word(x, "kind", _NAME), _word(x, "name", _ARG), _box(x)) for x in args),
         _get(body, "persistent", int, 0, 64),
-        *(_get(body, flag, bool) if flag in body else False for flag in ("if_split", "dependent")),
+        # exports from before there were these lack them
+        _get({"if_split": False} | body, "if_split", bool),
+        _get({"dependent": False} | body, "dependent", bool),
+        _get({"cluster": 1} | body, "cluster", int, 1, 8),
     )
 
 

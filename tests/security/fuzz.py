@@ -52,7 +52,7 @@ from runs.record import RunSpec  # noqa: E402
 from runs.store import JOURNAL, RunStore  # noqa: E402
 from runs.store import SPEC as SPEC_FILE  # noqa: E402
 from runs.templates.lengths import problem_lengths, split_count  # noqa: E402
-from runs.templates.manifest import ManifestError  # noqa: E402
+from runs.templates.manifest import ManifestError, digest_of  # noqa: E402
 from runs.templates.manifest import read as read_manifest  # noqa: E402
 from space.constraints import space_for  # noqa: E402
 from space.gpu import gpu_named  # noqa: E402
@@ -357,6 +357,15 @@ class Folders:
         return Path(cls.root.name)
 
 
+def sealed(text: bytes) -> bytes:
+    """Give a changed manifest its own digest, so that the changes are read; else as it is."""
+    try:
+        data = json.loads(text)
+        return json.dumps(data | {"sha256": digest_of(data)}).encode()
+    except (ValueError, AttributeError, RecursionError):  # no object, or no JSON
+        return text
+
+
 def fuzz_manifest(number: int) -> None:
     """A damaged manifest: read within its bounds, or ManifestError."""
     rng = random.Random(number)
@@ -364,7 +373,7 @@ def fuzz_manifest(number: int) -> None:
     manifest = folder / "manifest.json"
     good = manifest.read_bytes()
     try:
-        manifest.write_bytes(mutated_document(rng, json.loads(good)))
+        manifest.write_bytes(sealed(mutated_document(rng, json.loads(good))))
         with soon(), contextlib.suppress(ManifestError):
             found = read_manifest(folder)
             for kernel in found.kernels.values():

@@ -17,7 +17,7 @@ from exported import make_run
 from fake_decode import PAGE
 
 from runs.export import export
-from runs.templates.manifest import ManifestError, read
+from runs.templates.manifest import ManifestError, digest_of, read
 
 HUGE = 10**30
 
@@ -41,7 +41,12 @@ Change = Callable[[dict[str, Any]], Any]
 def changed(folder: Path, change: Change) -> None:
     data = json.loads((folder / "manifest.json").read_text())
     change(data)
-    (folder / "manifest.json").write_text(json.dumps(data))
+    (folder / "manifest.json").write_text(json.dumps(sealed(data)))
+
+
+def sealed(data: dict[str, Any]) -> dict[str, Any]:
+    """Give a changed manifest its own digest, as who knows how it is made would."""
+    return data | {"sha256": digest_of(data)}
 
 
 def kernel_of(data: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +116,50 @@ def test_the_folder_itself_may_be_a_link(folder: Path) -> None:
     assert all(k.image() for k in read(link).kernels.values())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["shapes"][0].update(head_dim=32),
+        lambda data: data["shapes"][0].update(dtype="bf16"),
+        lambda data: data["shapes"][0].update(median_us=1.0),
+        lambda data: kernel_of(data)["launches"][0].update(smem_bytes=1024),
+        lambda data: kernel_of(data)["parameters"].update(BM=64),
+        lambda data: data.update(note="added"),
+        lambda data: data.pop("runs"),
+        lambda data: data.update(sha256="0" * 64),
+        lambda data: data["shapes"][0].update(median_us=float("nan")),
+    ],
+)
+def test_a_changed_manifest_is_noticed(folder: Path, change: Change) -> None:
+    data = json.loads((folder / "manifest.json").read_text())
+    change(data)
+    (folder / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match="its digest differs; export again"):
+        read(folder)
+
+
+def test_a_manifest_without_a_digest_is_refused(folder: Path) -> None:
+    data = json.loads((folder / "manifest.json").read_text())
+    del data["sha256"]
+    (folder / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match="sha256: None is not of type str"):
+        read(folder)
+
+
+def test_the_same_values_in_another_order_are_the_same_manifest(folder: Path) -> None:
+    data = json.loads((folder / "manifest.json").read_text())
+    text = json.dumps(dict(reversed(data.items())), indent=3)
+    (folder / "manifest.json").write_text(text)
+    assert read(folder).shapes
+
+
+def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    with pytest.raises(ManifestError, match="it is no regular file"):
+        read(folder)
+
+
 def test_a_pipe_in_place_of_machine_code_is_not_waited_for(folder: Path) -> None:
     cubin = cubin_of(folder)
     cubin.unlink()
@@ -156,7 +205,7 @@ def test_any_value_at_any_place_is_refused_or_within_its_bounds(folder: Path) ->
             for step in path[:-1]:
                 place = place[step]
             place[path[-1]] = value
-            (folder / "manifest.json").write_text(json.dumps(data))
+            (folder / "manifest.json").write_text(json.dumps(sealed(data)))
             try:
                 manifest = read(folder)
             except ManifestError:

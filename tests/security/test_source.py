@@ -33,7 +33,7 @@ ALLOWED = {
     # jobs come down a pipe from the parent alone; what comes up meets the restricted class
     "tuner/worker.py": {"pickle.loads", "pickle.Unpickler", "subprocess.Popen"},
     # a fixed command without a shell; its argument is a folder of ours
-    "tuner/sanitizer.py": {"subprocess.run"},
+    "tuner/sanitizer.py": {"subprocess.Popen"},
     # the driver's library by its fixed name
     "runs/templates/tensor_map.py": {"ctypes.CDLL"},
 }

@@ -150,6 +150,21 @@ BAD = {
     "workers 0": ([*GOOD, "--workers", "0"], "at least 1"),
     "workers ray": ([*GOOD, "--workers", "ray"], "not in this version"),
     "negative seed": ([*GOOD, "--seed", "-1"], "0 or more"),
+    "huge seed": ([*GOOD, "--seed", "9" * 30], "--seed is more than 999999999999999999"),
+    "huge budget": (
+        ["--variant", "mha", "--gpu", "a100", "--budget", "1" + "0" * 30],
+        "--budget is more than 999999999999999999",
+    ),
+    "model of other bytes": ([*GOOD, "--model", "m\udcff"], "--model 'm\\udcff' is not UTF-8"),
+    "batch of other bytes": (
+        [*GOOD, "--proposer", "batch:\udcff"],
+        "--proposer 'batch:\\udcff' is not UTF-8",
+    ),
+    "comparison of other bytes": (
+        ["compare", *GOOD[:4], "--model", "m\udcff"],
+        "--model 'm\\udcff' is not UTF-8",
+    ),
+    "comparison for ever": (["compare", *GOOD[:4], "--seeds", "9" * 30], "is not from 1 to 1000"),
     "no such sketch": ([*GOOD, "--sketch", "none.tl"], "no sketch file none.tl"),
     "not a run": (["--resume", "nowhere"], "not a run folder"),
     "resume another variant": (["--resume", "nowhere", "--variant", "mla"], "leave --variant out"),
@@ -167,6 +182,30 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert len(err.splitlines()) == 1, err
     assert said in err
     assert list(nowhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", [".tl", ".hidden.tl", "-x.tl", "-rf.tl", "x" * 200 + ".tl", "x" * 129 + ".tl", "..tl"]
+)
+@pytest.mark.parametrize("command", [[], ["compare"]])
+def test_a_sketch_whose_name_a_run_cannot_keep_is_refused_before_anything_is_made(
+    command: list[str], name: str, tmp_path: Path, nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / name).write_text(FULL)
+    machine = fake()
+    words = [*command, *GOOD, "--shapes", SHAPE, "--sketch", f"./{name}", "--proposer", "batch:b"]
+    assert main(words, machine.machine()) == 2
+    err = capsys.readouterr().err
+    assert "rename the file" in err and err.count("\n") == 1
+    assert [p.name for p in nowhere.iterdir()] == [name]
+
+
+def test_a_sketch_of_the_longest_name_is_kept(nowhere: Path) -> None:
+    (nowhere / f"{'x' * 128}.tl").write_text(FULL)
+    words = [*GOOD, "--shapes", SHAPE, "--sketch", f"{'x' * 128}.tl"]
+    assert main(words, fake().machine()) == 0
+    (run,) = (nowhere / "runs").iterdir()
+    assert RunStore.open(run).spec.sketches[0][0] == "x" * 128
 
 
 def test_a_faulty_sketch_gives_every_fault_with_its_line(
@@ -402,6 +441,21 @@ def test_export_of_what_is_no_run(nowhere: Path, capsys: pytest.CaptureFixture[s
 
 
 # ---- report ------------------------------------------------------------------------------------
+
+
+def test_export_says_which_shapes_lack_the_final_checks(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+    from exported import FULL as SHORT
+    from exported import finalist, make_run
+
+    store = make_run(nowhere / "runs", events=(finalist(0, SHORT, 94.0, chosen=True),))
+    assert main(["export", str(store.path), "--out", "out"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "2 kernels for 3 shapes in out"
+    assert told[1].startswith("2 of these shapes come from a run without its final checks")
+    assert told[1].endswith("tune verify looks at every element")
 
 
 def test_report_writes_one_file_where_it_is_told(

@@ -72,7 +72,7 @@ def test_latent_cache_is_read_once() -> None:
 
 
 def test_threads_of_a_hopper_block() -> None:
-    one = Point.of({"consumer_warpgroups": 1, "split_blocks": 1})
+    one = Point.of({"consumer_warpgroups": 1, "split_blocks": 1, "combine_groups": 1})
     assert block_warps(one) == 5
     assert block_warps(one.replace(consumer_warpgroups=2)) == 12
     assert block_warps(Point.of({"consumer_warpgroups": 2})) == 12

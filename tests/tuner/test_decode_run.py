@@ -84,9 +84,12 @@ def test_fault_of_a_shape_file_is_told_for_the_phase(tmp_path: Path) -> None:
 # ---- runs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("gpu", ["a100", "h200"])
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_a_run_of_each_variant(variant: str, nowhere: Path) -> None:
-    assert main(["--variant", variant, *DECODE], fake().machine()) == 0
+def test_a_run_of_each_variant(variant: str, gpu: str, nowhere: Path) -> None:
+    machine = FakeMachine(("NVIDIA A100-SXM4-80GB", "NVIDIA H200")).machine()
+    args = ["--variant", variant, "--gpu", gpu, "--phase", "decode", "--budget", "3"]
+    assert main(args, machine) == 0
     store = the_run(nowhere)
     assert (store.spec.phase, store.spec.page) == (Phase.DECODE, 0)
     assert [name for name, _ in store.spec.sketches] == ["decode"]
@@ -140,8 +143,9 @@ def test_a_comparison_is_of_its_phase(nowhere: Path, capsys: pytest.CaptureFixtu
     assert {s.phase for s in specs} == {Phase.DECODE}
 
 
-def test_predicted_run_compiles_and_exports(nowhere: Path) -> None:
-    args = ["--variant", "gqa", "--gpu", "l40s", "--phase", "decode", "--budget", "1",
+@pytest.mark.parametrize("gpu", ["l40s", "h200"])
+def test_predicted_run_compiles_and_exports(gpu: str, nowhere: Path) -> None:
+    args = ["--variant", "gqa", "--gpu", gpu, "--phase", "decode", "--budget", "1",
             "--measure", "model", "--workers", "1", "--shapes", SHAPE]  # fmt: skip
     assert main(args) == 0
     store = the_run(nowhere)
@@ -214,3 +218,15 @@ def test_sketch_check_and_emit(
     assert source.count("__global__") == 2
     assert main(args[:-2]) == 2
     assert "use --phase decode" in capsys.readouterr().err
+
+
+def test_a_person_reads_of_pages_and_bandwidth(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--variant", "mla", *DECODE, "--page-size", "64", "--shapes", "1,16,1,1,4096,576,512"]
+    assert main(args, fake().machine()) == 0
+    out = capsys.readouterr().out
+    assert "multi-head latent attention, decode from pages of 64 keys" in out
+    assert "D=576 0.0721688" in out  # 1/sqrt(192)
+    assert "GB/s" in out and "TFLOP/s  " not in out
+    assert "fa2 48 " in out  # 4096 rows of 576 columns, and what is asked and told, in 100 us

@@ -68,7 +68,8 @@ def decode_us(
     us = max(us, START_US + io_bytes(shape, dtype) / read)
     if splits == 1:
         return us
-    return us + SECOND_US + splits * PER_SPLIT_US + _partials_us(shape, splits, gpu)
+    combined = math.ceil(splits / point.get("combine_groups", 1))  # one after the other
+    return us + SECOND_US + combined * PER_SPLIT_US + _partials_us(shape, splits, gpu)
 
 
 def _products_us(point: Point, shape: Shape, gpu: GpuSpec, warp_level: bool) -> float:

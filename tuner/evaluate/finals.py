@@ -14,6 +14,7 @@ from tuner.evaluate.arena import Bay
 from tuner.evaluate.checks import hidden_checks, neighbour_checks, trial_checks
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.conditions import Conditions
+from tuner.evaluate.freshness import check_call
 from tuner.evaluate.judge import COOL_S, COOL_TRIES, MANY_REPEATS, Judge, Kernel, ask
 from tuner.evaluate.launch import LaunchError
 from tuner.evaluate.peers import Make, PeerAbsent, Run, start
@@ -50,6 +51,7 @@ def run_finals(
     sms = multiprocessors(judge.device, judge.gpu)
     rejected: list[tuple[int, Rejected]] = []
     checks = (
+        *judge.races(problem),
         *trial_checks(problem),
         *hidden_checks(problem, seed + 1, HIDDEN_CHECKS),
         *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),
@@ -93,11 +95,11 @@ def run_finals(
             readings.append(reading)
         for name, sample in samples.items():
             trial = trials.get(name)
-            if trial is not None and judge.gpu is not None:
-                impossible = check_possible(sample, shape, problem.dtype, judge.gpu)
-                if impossible is not None:
-                    rejected.append((trial, impossible))
-                    continue
+            if trial is not None and (
+                doubt := _disbelieved(calls[name], sample, bay, problem, judge)
+            ):
+                rejected.append((trial, doubt))
+                continue
             timing = sample.timing(shape)
             if trial is not None:
                 timing = with_splits(timing, sources[trial], sms, problem.page)
@@ -148,6 +150,17 @@ def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
     if aside is None and (left := clock.tampered()) is not None:
         aside = Rejected(TrialClass.TIMING_INVALID, Stage.TIME, f"{name}: {left}")
     return launch if aside is None else aside
+
+
+def _disbelieved(
+    call: Launcher, sample: Sample, bay: Bay, problem: Problem, judge: Judge
+) -> Rejected | None:
+    """Return why a trial's final time cannot be: too fast for the card, or on known data only."""
+    if judge.gpu is not None:
+        impossible = check_possible(sample, bay.shape, problem.dtype, judge.gpu)
+        if impossible is not None:
+            return impossible
+    return check_call(call, 1, bay, judge.clock, sample)
 
 
 def _present(peers: Mapping[str, Make], bay: Bay, absent: list[Absent]) -> dict[str, Run]:

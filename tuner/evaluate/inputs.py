@@ -36,6 +36,7 @@ class Data(StrEnum):
     HEAD_CONSTANT = "V of kv head g is g + 1"
     ALL_133120 = "all elements 133120"
     NAN_QUERIES = "every seventh query NaN, V = 1 + 0.1*N(0,1)"
+    SPECIAL_KEYS = "Inf in K, NaN in K, Inf and NaN in V, each in a batch of its own"
 
 
 class Layout(StrEnum):
@@ -210,6 +211,22 @@ def _nan_queries(s: Shape, scale: float, draw: Draw) -> Triple:
     return q, k, v
 
 
+def _special_keys(s: Shape, scale: float, draw: Draw) -> Triple:
+    """Inf and NaN in key 0, which every row must see, beside others.
+
+    Key 0, since no emitted exponential of it is a polynomial: that of `exp2_fma` loses NaN.
+
+    One element of K is Inf: rows whose query is positive there are NaN, the others leave the key
+    out. One is NaN: all rows are. One of V is Inf and one NaN: so are these columns, and no other.
+    """
+    q, k, v = _normal(s, draw)
+    k[0, 0, 0, 0] = math.inf
+    k[1 % s.batch, 0, -1, -1] = math.nan
+    v[2 % s.batch, 0, 0, 0] = math.inf
+    v[2 % s.batch, 0, -1, -1] = math.nan
+    return q, k, v
+
+
 RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.NORMAL: lambda s, scale, draw: _normal(s, draw),
     Data.NORMAL_3: lambda s, scale, draw: _normal(s, draw, 3.0),
@@ -221,6 +238,7 @@ RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.HEAD_CONSTANT: _head_constant,
     Data.ALL_133120: _all_133120,
     Data.NAN_QUERIES: _nan_queries,
+    Data.SPECIAL_KEYS: _special_keys,
 }
 
 # ---- layouts -----------------------------------------------------------------------------------

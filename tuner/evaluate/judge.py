@@ -22,9 +22,11 @@ from tuner.evaluate.checks import (
     canary_checks,
     hidden_checks,
     neighbour_checks,
+    race_check,
     trial_checks,
 )
 from tuner.evaluate.clock import Clock
+from tuner.evaluate.freshness import check_fresh
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import LaunchError, Prepare
 from tuner.evaluate.output import same_bits
@@ -93,6 +95,7 @@ class Judge:
             return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, str(error))
         self.clock.tampered()  # what a kernel before this one left is not this one's
         checks = (
+            *self.races(problem),
             *trial_checks(problem),
             *hidden_checks(problem, seed, HIDDEN_CHECKS),
             *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),
@@ -126,6 +129,14 @@ class Judge:
             worst = max(worst, verdict)
         return worst
 
+    def races(self, problem: Problem) -> tuple[Check, ...]:
+        """Return what comes first, to be repeated most, where tiles run side by side.
+
+        The problems of decode kernels have many blocks for each row as they are.
+        """
+        fills = self.device.type == "cuda" and problem.phase is not Phase.DECODE
+        return (race_check(problem),) if fills else ()
+
     def canary(self, problem: Problem, source: KernelSource, image: bytes) -> bool:
         """Whether a kernel that was right before is right now."""
         try:
@@ -149,7 +160,7 @@ class Judge:
         """Return tensors that hold all of `shapes`, those of the trial before if they fit."""
         if self._arena is None or not self._arena.holds(shapes, dtype, seed, page):
             self._arena = None  # free before the larger one is made
-            self._arena = Arena(shapes, dtype, seed, self.device)
+            self._arena = Arena(shapes, dtype, seed, self.device, page)
         return self._arena
 
     def _time(
@@ -171,7 +182,10 @@ class Judge:
     def _time_shape(
         self, prepare: Prepare, bay: Bay, problem: Problem, best_us: float, cold: bool
     ) -> tuple[Timing, float] | Rejected:
-        """Check before, time, and check after: same bits, inputs untouched, new data followed."""
+        """Check before, time, and check after: same bits, inputs untouched, new data followed.
+
+        At the very end comes data that no launch has met: it must not take longer.
+        """
         launched = ask(prepare, bay, 0)
         if isinstance(launched, Rejected):
             return launched
@@ -202,7 +216,8 @@ class Judge:
             impossible = check_possible(sample, bay.shape, problem.dtype, self.gpu)
             if impossible is not None:
                 return impossible
-        return sample.timing(bay.shape), max(launched, again)
+        stale = check_fresh(calls, bay, self.clock, sample)
+        return stale or (sample.timing(bay.shape), max(launched, again))
 
     def _sample(self, take: Callable[[], Sample]) -> Sample:
         """Take a sample, again after a pause when the card was too hot for it."""

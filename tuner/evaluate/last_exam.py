@@ -18,7 +18,7 @@ def examine(
 
     Device faults are raised.
     """
-    checks = verify_checks(problem, shapes, seed)
+    checks = (*judge.races(problem), *verify_checks(problem, shapes, seed))
     worst = judge.check(prepare, problem, checks)
     if isinstance(worst, Rejected):
         return worst

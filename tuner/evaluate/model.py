@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from codegen.kernel import Resources
 from runs.record import Basis, Timing
-from space.constraints import is_hopper, register_estimate, smem_bytes
+from space.constraints import is_decode_hopper, is_hopper, register_estimate, smem_bytes
 from space.decode import decode_threads
 from space.gpu import GpuSpec
 from space.hopper import WARPGROUP_ROWS
@@ -174,7 +174,7 @@ def resident_blocks(candidate: Candidate, gpu: GpuSpec) -> int:
 
 def block_warps(point: Point) -> int:
     """Return the warps of a block, a Hopper block's producer included."""
-    if is_hopper(point) and "split_blocks" in dict(point.items):
+    if is_decode_hopper(point):
         return decode_threads(point["consumer_warpgroups"]) // WARP
     return 4 * (point["consumer_warpgroups"] + 1) if is_hopper(point) else point["warps"]
 
@@ -315,8 +315,12 @@ def _smem_traffic(candidate: Candidate, depth: int, depth_v: int) -> int:
 
 
 def _l2_bytes(candidate: Candidate, shape: Shape) -> int:
-    """Bytes that all blocks ask of L2: every block reads its Q, writes its O, streams K and V."""
+    """Bytes that all blocks ask of L2: every block reads its Q, writes its O, streams K and V.
+
+    Blocks of a cluster ask for each tile of K and V once.
+    """
     bm, bn = candidate.point["BM"], candidate.point["BN"]
     width = (shape.head_dim + shape.head_dim_v) * candidate.problem.dtype.bytes
     tiles = key_tiles(shape, bm, bn)
-    return shape.batch * shape.heads * width * (len(tiles) * bm + sum(tiles) * bn)
+    keys = sum(tiles) * bn // candidate.point.get("cluster", 1)
+    return shape.batch * shape.heads * width * (len(tiles) * bm + keys)

@@ -1,4 +1,4 @@
-"""Launches one kernel on two small problems and nothing else: what a sanitizer watches.
+"""Launches one kernel on a few small problems and nothing else: what a sanitizer watches.
 
 python -m tuner.evaluate.small_launch RUN|DIR KERNEL
 """
@@ -17,7 +17,7 @@ from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.subject import loaded
 from tuner.subjects import subjects_of
 
-LENGTHS = ((130, 201), (1, 77))
+LENGTHS = ((130, 201), (1, 77), (200, 72))  #: two tiles, one row, more queries than keys
 #: queries, keys of each sequence and splits: several, one of them without a key, and one
 DECODE = ((5, (201, 0, 77), 3), (2, (130,), 1))
 
@@ -34,12 +34,11 @@ def problems(problem: Problem) -> Iterator[Check]:
 
 
 def main(argv: list[str]) -> int:
-    """Launch the kernel that the arguments name."""
+    """Launch the kernel that the arguments name; 1 when there is none of this name."""
     target, name = Path(argv[0]), argv[1]
     device = torch.device("cuda", 0)
-    for subject in subjects_of(target):
-        if subject.kernel != name:
-            continue
+    found = [s for s in subjects_of(target) if s.kernel == name]
+    for subject in found:
         prepare = loaded(subject, device)
         for check in problems(subject.problem):
             inputs = make(check, subject.problem.dtype, device)
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> int:
             out = torch.empty(sizes, dtype=inputs.q.dtype, device=device)
             inputs.given_to(prepare, out)()
             torch.cuda.synchronize(device)
-    return 0
+    return 0 if found else 1  # nothing launched is nothing found
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from runs.record import Rejected, Stage, TrialClass
 from tuner.evaluate.inputs import Inputs
 from tuner.evaluate.launch import Launcher, LaunchError, Prepare
-from tuner.evaluate.output import Output, allocate, same_bits
+from tuner.evaluate.output import Output, allocate, flip_signs, same_bits
 from tuner.evaluate.reference import Expected, Part, expect, whole
 
 ERROR_FACTOR = 2.0  #: times the error of plain attention at the same dtype
@@ -93,13 +93,13 @@ def _ask(launch: Launcher, exam: Exam, sign: int = 1) -> float | Rejected:
     """
     turned = exam.inputs.turned if sign < 0 else ()
     for tensor, _ in turned:
-        _stored_once(tensor).neg_()
+        flip_signs(_stored_once(tensor))
     exam.output.poison()
     launch()
     synchronize(exam.inputs.q.device)
     graded = grade(exam, sign)
-    for tensor, name in turned:  # copied, for a NaN that is negated twice may have other bits
-        _put_back(tensor, exam.pristine["QKV".index(name)])
+    for tensor, _ in turned:
+        flip_signs(_stored_once(tensor))
     return graded
 
 
@@ -204,7 +204,7 @@ def _changed(exam: Exam, sign: int) -> str | None:
     for name, now, was in zip("QKV", inputs.tensors, exam.pristine, strict=True):
         if name == "V" and inputs.latent:
             continue  # part of K
-        if not same_bits(now, -was if name in negated else was):
+        if not same_bits(now, flip_signs(was.clone()) if name in negated else was):
             return name
     for (name, now), was in zip(inputs.tables, exam.tables, strict=True):
         if not torch.equal(now, was):

@@ -584,25 +584,64 @@ combine(
   float w;
   // TL 18: Compute Fill top, -inf
   top = -INFINITY;
-  // TL 18: for s = 0:num_splits
-  #pragma unroll 1
-  for (int s_first = 0 + group_at; s_first < splits; s_first += 32) {
-    float lse_s_next[8];
-    float const* lse_s_from = lse_s_at + s_first * lse_s_step;
+  // TL 19: Copy lse_s (16, 1) in coordinate [L = block_idx, splits = s] from global to register
+  float lse_s_next1[8];
+  int s_first1 = 0 + group_at;
+   {
+    float const* lse_s_from = lse_s_at + s_first1 * lse_s_step;
     #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      // TL 19: Copy lse_s (16, 1) in coordinate [L = block_idx, splits = s] from global to register
-      if (s_first + k * 4 < splits) {
-        lse_s_next[k] = *(lse_s_from);
+      if (s_first1 + k * 4 < splits) {
+        lse_s_next1[k] = *(lse_s_from);
       }
       lse_s_from += 4 * lse_s_step;
     }
+  }
+  // TL 23: Copy O_s (16, 128) in coordinate [L = block_idx, splits = s] from global to register
+  float O_s_next4[4][4];
+  // TL 24: Copy lse_s (16, 1) in coordinate [L = block_idx, splits = s] from global to register
+  float lse_s_next4[4];
+  int s_first4 = 0 + group_at;
+   {
+    float const* O_s_from = O_s_at + s_first4 * O_s_step;
+    float const* lse_s_from = lse_s_at + s_first4 * lse_s_step;
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (s_first4 + k * 4 < splits) {
+         {
+          float4 const x = *reinterpret_cast<float4 const*>(O_s_from);
+          O_s_next4[k][0] = x.x; O_s_next4[k][1] = x.y; O_s_next4[k][2] = x.z; O_s_next4[k][3] = x.w;
+        }
+      }
+      O_s_from += 4 * O_s_step;
+      if (s_first4 + k * 4 < splits) {
+        lse_s_next4[k] = *(lse_s_from);
+      }
+      lse_s_from += 4 * lse_s_step;
+    }
+  }
+  // TL 18: for s = 0:num_splits
+  #pragma unroll 1
+  while (s_first1 < splits) {
     #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      if (s_first + k * 4 < splits) {
-        lse_s = lse_s_next[k];
+      if (s_first1 + k * 4 < splits) {
+        lse_s = lse_s_next1[k];
         // TL 20: Compute Max top, lse_s
         top = fmaxf(top, lse_s);
+      }
+    }
+    s_first1 += 32;
+    if (s_first1 < splits) {
+       {
+        float const* lse_s_from = lse_s_at + s_first1 * lse_s_step;
+        #pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          if (s_first1 + k * 4 < splits) {
+            lse_s_next1[k] = *(lse_s_from);
+          }
+          lse_s_from += 4 * lse_s_step;
+        }
       }
     }
   }
@@ -636,35 +675,15 @@ combine(
   total_ = 0.0f;
   // TL 22: for s = 0:num_splits
   #pragma unroll 1
-  for (int s_first = 0 + group_at; s_first < splits; s_first += 16) {
-    float O_s_next[4][4];
-    float const* O_s_from = O_s_at + s_first * O_s_step;
-    float lse_s_next[4];
-    float const* lse_s_from = lse_s_at + s_first * lse_s_step;
+  while (s_first4 < splits) {
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      // TL 23: Copy O_s (16, 128) in coordinate [L = block_idx, splits = s] from global to register
-      if (s_first + k * 4 < splits) {
-         {
-          float4 const x = *reinterpret_cast<float4 const*>(O_s_from);
-          O_s_next[k][0] = x.x; O_s_next[k][1] = x.y; O_s_next[k][2] = x.z; O_s_next[k][3] = x.w;
-        }
-      }
-      O_s_from += 4 * O_s_step;
-      // TL 24: Copy lse_s (16, 1) in coordinate [L = block_idx, splits = s] from global to register
-      if (s_first + k * 4 < splits) {
-        lse_s_next[k] = *(lse_s_from);
-      }
-      lse_s_from += 4 * lse_s_step;
-    }
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (s_first + k * 4 < splits) {
+      if (s_first4 + k * 4 < splits) {
         #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          O_s[c] = O_s_next[k][c];
+          O_s[c] = O_s_next4[k][c];
         }
-        lse_s = lse_s_next[k];
+        lse_s = lse_s_next4[k];
         // TL 25: Compute Subtract lse_s, top and get w
         w = minus(lse_s, top);
         // TL 26: Compute Exp w
@@ -681,6 +700,27 @@ combine(
         }
         // TL 29: Compute Add total_, w and get new total_
         total_ = total_ + w;
+      }
+    }
+    s_first4 += 16;
+    if (s_first4 < splits) {
+       {
+        float const* O_s_from = O_s_at + s_first4 * O_s_step;
+        float const* lse_s_from = lse_s_at + s_first4 * lse_s_step;
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (s_first4 + k * 4 < splits) {
+             {
+              float4 const x = *reinterpret_cast<float4 const*>(O_s_from);
+              O_s_next4[k][0] = x.x; O_s_next4[k][1] = x.y; O_s_next4[k][2] = x.z; O_s_next4[k][3] = x.w;
+            }
+          }
+          O_s_from += 4 * O_s_step;
+          if (s_first4 + k * 4 < splits) {
+            lse_s_next4[k] = *(lse_s_from);
+          }
+          lse_s_from += 4 * lse_s_step;
+        }
       }
     }
   }

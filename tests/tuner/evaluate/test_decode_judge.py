@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from decode_fakes import Decoder, spoiled
+from scripted_clock import ScriptedClock
 
-from runs.record import Rejected, TrialClass
+from codegen.kernel import KernelSource
+from runs.record import Measured, Rejected, TrialClass
 from space.variant import LATENT_DIMS, DType, Phase, Problem, Shape
 from tuner.evaluate.arena import Arena
 from tuner.evaluate.cache import NO_PAGE
@@ -22,12 +24,17 @@ from tuner.evaluate.decode_checks import (
     trial_checks,
     verify_checks,
 )
+from tuner.evaluate.finals import run_finals
 from tuner.evaluate.inputs import Check, Data, Inputs, Layout, make
-from tuner.evaluate.judge import ask
+from tuner.evaluate.judge import Judge, ask
+from tuner.evaluate.peers import peers
 from tuner.evaluate.reference import attention
-from tuner.evaluate.verify import set_exam, verify
+from tuner.evaluate.timing import Plan
+from tuner.evaluate.verify import check_whole, set_exam, verify
+from tuner.job import Entry
 
 CPU = torch.device("cpu")
+SOURCE = KernelSource("", "sm_80", (), ())
 
 
 def problem(variant: str = "gqa", causal: bool = False, page: int = 0) -> Problem:
@@ -247,3 +254,60 @@ def test_pages_of_a_timed_shape_are_in_random_order() -> None:
     assert sorted(cache.pages.flatten().tolist()) == list(range(8))
     found = ask(Decoder(pages_in_order=True).prepare, bay, 0)
     assert isinstance(found, Rejected)
+
+
+# ---- whole trials ------------------------------------------------------------------------------
+
+TIMED = Shape(2, 6, 2, 1, 40, 32, 16)
+
+
+class Loaded:
+    def __init__(self, kernel: Decoder) -> None:
+        self.prepare = kernel.prepare
+
+    def unload(self) -> None:
+        pass
+
+
+@pytest.fixture
+def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial is given one small problem: the others have tests of their own."""
+    for module in ("judge", "finals"):
+        for name in ("trial_checks", "hidden_checks", "neighbour_checks"):
+            found = (small("gqa", 2, (20,), page=16),) if name == "trial_checks" else ()
+            monkeypatch.setattr(f"tuner.evaluate.{module}.{name}", lambda *_, f=found: f)
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_trial_is_timed_as_replays_and_finals_beside_peers() -> None:
+    p, clock = problem(page=16), ScriptedClock()
+    judge = Judge(CPU, clock, lambda *_: Loaded(Decoder()), None, Plan(max_samples=2, warmup_us=0))
+    outcome = judge.judge(p, SOURCE, b"", (TIMED,), 1, {})
+    assert isinstance(outcome, Measured), outcome
+    assert [t.shape for t in outcome.timings] == [TIMED]
+    assert clock.graphs == [1, 1]  # two slots, a graph of one launch each
+    clock.graphs.clear()
+    result = run_finals(judge, p, (Entry(3, SOURCE, b"", (TIMED,)),), (TIMED,), 1, peers(), 2)
+    assert [f.trial for f in result.finalists] == [3]
+    assert clock.graphs == [1]
+    assert {a.name: a.reason for a in result.absent}["cudnn"] == "it reads no paged cache"
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_trial_that_reads_no_table_is_wrong() -> None:
+    kernel = Decoder(pages_in_order=True)
+    judge = Judge(CPU, ScriptedClock(), lambda *_: Loaded(kernel), None)
+    outcome = judge.judge(problem(page=16), SOURCE, b"", (TIMED,), 1, {})
+    assert isinstance(outcome, Rejected)
+    assert outcome.trial_class is TrialClass.WRONG_OUTPUT
+
+
+def test_large_output_is_looked_at_in_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.evaluate.reference.WHOLE_SCORES", 1 << 6)
+    bay = Arena((TIMED,), DType.FP16, 0, CPU, 16).bay(TIMED)
+    exam = bay.exams[0]
+    exam.inputs.given_to(Decoder().prepare, bay.output.tensor)()
+    assert len(exam.expected) > 1
+    assert check_whole(exam) is None
+    bay.output.tensor[1, 0, 4] += 0.5
+    assert check_whole(exam) is not None

@@ -95,7 +95,7 @@ def test_right_decode_program_passes(variant: str, causal: bool) -> None:
 #: what stands in the sketch, and what is put there
 DECODE_FAULTS = {
     "weights are no exponentials": ("  Compute Exp w\n", "  Compute Relu w\n"),
-    "the sum forgets its past": ("  Compute Multiply total, decay and get new total\n", ""),
+    "parts are not weighed": ("  Compute Multiply O_s, w and get new O_s\n", ""),
 }
 
 

@@ -256,7 +256,8 @@ def test_a_cluster_is_exported_and_a_launch_that_says_none_is_of_single_blocks(
     for entry in manifest["kernels"].values():
         for x in entry["launches"]:
             del x["cluster"]
-    (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
+    sealed = manifest | {"sha256": manifests.digest_of(manifest)}
+    (tmp_path / "out/manifest.json").write_text(json.dumps(sealed))
     found = manifests.read(tmp_path / "out").kernels
     assert {k.launches[0].cluster for k in found.values()} == {1}
 

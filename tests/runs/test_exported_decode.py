@@ -16,6 +16,7 @@ from runs.errors import ExportError
 from runs.export import export
 from runs.templates.attention import Attention, NoKernelError
 from runs.templates.launch import LaunchError
+from runs.templates.manifest import digest_of
 from space.variant import Shape
 
 
@@ -219,7 +220,7 @@ def nearest(tmp_path: Path, shapes: tuple[Shape, ...], asked: Shape) -> str:
     for i, entry in enumerate(manifest["shapes"]):
         entry["kernel"] = f"k{i}"
         manifest["kernels"][f"k{i}"] = manifest["kernels"][name]
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
     attention = Attention(folder, DecodeCuda())
     attention(*inputs(asked))
     ((chosen, _),) = attention._modules

@@ -305,7 +305,7 @@ class FakeLibrary:
     def cuTensorMapEncodeTiled(self, target, kind, rank, address, extents, steps, box, ones, *rest):
         assert target.value % 64 == 0
         interleave, swizzle, *rest = rest
-        assert (kind, rank, list(ones), interleave, rest) == (1, 4, [1, 1, 1, 1], 0, [3, 0])
+        assert (kind, rank, list(ones), interleave, rest) == (1, 4, [1, 1, 1, 1], 0, [2, 0])
         ctypes.c_uint64.from_address(target.value).value = address.value
         self.encoded.append({"extents": list(extents), "steps": list(steps), "box": list(box)})
         self.swizzles.append(swizzle)

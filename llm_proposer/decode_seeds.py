@@ -53,21 +53,27 @@ def _wgmma(keys: int, stages: int, **others: int) -> Row:
     }  # fmt: skip
 
 
+def _own(keys: int, stages: int, **others: int) -> Row:
+    """A row for V of its own: its blocks leave room for those that combine."""
+    return _wgmma(keys, stages, combine_early=1, **others)
+
+
 #: Large batches first, then the shapes whose splits are many and whose rows to combine are few.
 _HOPPER_OWN_VALUES = (
-    _wgmma(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0),
-    _wgmma(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=1, combine_groups=4),
-    _wgmma(64, 2, blocks_per_sm=2, split_blocks=1, evict_first=1),
-    _wgmma(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=1, combine_groups=16),
-    _wgmma(128, 2, split_blocks=1, evict_first=1, combine_groups=4),
-    _wgmma(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=0),
-    _wgmma(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0, combine_groups=4),
-    _wgmma(128, 2, split_blocks=1, evict_first=0, combine_groups=4),
-    _wgmma(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=0, overlap=0, combine_groups=4),
+    _own(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0),
+    _own(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=1, combine_groups=4),
+    _own(64, 2, blocks_per_sm=2, split_blocks=1, evict_first=1),
+    _own(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=1, combine_groups=16),
+    _own(128, 2, split_blocks=1, evict_first=1, combine_groups=4),
+    _own(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=0),
+    _own(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0, combine_groups=4),
+    _own(128, 2, split_blocks=1, evict_first=0, combine_groups=4),
+    _own(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=0, overlap=0, combine_groups=4),
 )
 _HOPPER_LATENT = (
     _wgmma(64, 2, evict_first=0, min_split_tiles=2),
     _wgmma(64, 2, evict_first=0, min_split_tiles=2, overlap=0, combine_groups=4),
+    _wgmma(64, 2, evict_first=0, min_split_tiles=2, combine_groups=4, combine_early=1),
     _wgmma(64, 2, evict_first=0, min_split_tiles=1, overlap=0),
     _wgmma(64, 2, evict_first=0, min_split_tiles=2, combine_groups=4),
     _wgmma(64, 2, evict_first=1, min_split_tiles=2),

@@ -33,6 +33,7 @@ DECODE_PARAMS = (
     Param("integer_max", (0, 1), "maxima of three by integer comparison"),
     Param("split_blocks", (1, 2, 3, 4), "blocks for each SM that the splits of the keys aim at"),
     Param("min_split_tiles", (1, 2, 4), "fewest key tiles of a split"),
+    Param("combine_early", (0, 1), "splits' combination is scheduled before results are stored"),
     Param("combine_groups", (1, 4, 8, 16), "groups of threads that share the splits of a row"),
 )
 

@@ -21,8 +21,8 @@ from space.decode import PANEL_COLUMNS, ROW_BYTES, panels
 from space.hopper import WARPGROUP_ROWS
 from space.tiles import CHUNK_BYTES
 
-#: named barriers of the exchange of P, and of the loading warp's word that its barriers are there
-P_FULL, P_EMPTY, BARRIERS_MADE = 3, 4, 5
+#: named barriers of the exchange of P, and of what the loading warp and the others tell each other
+P_FULL, P_EMPTY, BARRIERS_MADE, ROWS_ISSUED = 3, 4, 5, 6
 
 
 class DecodeConsumer:
@@ -74,6 +74,7 @@ class DecodeConsumer:
                     f"((j % {8 // lanes} * {lanes} + lane_at) ^ (r & 7)) * {CHUNK_BYTES}"
                 )
                 out.line(f"copy_chunk({at}, from + j * {lanes * 8}, row < rows{own});")
+        out.line(f"named_arrive({ROWS_ISSUED}, {plan.threads});")
         out.line('asm volatile("cp.async.wait_all;" ::: "memory");')
         out.line("visible_to_async();")
         out.line("// all rows are there, and the barriers")
@@ -342,7 +343,7 @@ class DecodeConsumer:
         """Normalise, and store: the output itself, or this split's part of it and its sum."""
         out, plan = self.out, self.plan
         name = plan.product.out
-        if plan.consumers == 1:
+        if plan.combine_early:
             out.line(START_KERNEL_BEHIND)
         if consumer == 0:
             if plan.consumers > 1:
@@ -360,7 +361,7 @@ class DecodeConsumer:
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy):
                 self.results.store(stmt, consumer)
-        if plan.consumers > 1:  # whose blocks fill an SM: not before they end
+        if not plan.combine_early:
             out.line(START_KERNEL_BEHIND)
 
     def _send_inverse(self) -> None:

@@ -80,6 +80,7 @@ class DecodePlan:
     stages: int
     blocks_per_sm: int
     overlap: bool
+    combine_early: bool  #: the kernel behind may be scheduled before this one's results are stored
     evict_first: bool  #: keys and values leave the L2 first
     page: int
     exchange_offset: int
@@ -194,6 +195,7 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         stages=stages,
         blocks_per_sm=base.blocks_per_sm,
         overlap=overlap,
+        combine_early=bool(program.param("combine_early", 0)),
         evict_first=bool(program.param("evict_first", 0)),
         page=problem.page,
         exchange_offset=end,

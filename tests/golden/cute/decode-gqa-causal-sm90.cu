@@ -1,5 +1,5 @@
 // gqa-bf16-d128-causal-decode for sm_90a
-// BM=64 BN=64 blocks_per_sm=2 combine_groups=4 consumer_warpgroups=1 evict_first=1 integer_max=1 min_split_tiles=1 overlap=1 rescale_threshold=8 split_blocks=2 stages=3
+// BM=64 BN=64 blocks_per_sm=2 combine_early=1 combine_groups=4 consumer_warpgroups=1 evict_first=1 integer_max=1 min_split_tiles=1 overlap=1 rescale_threshold=8 split_blocks=2 stages=3
 #include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -236,14 +236,38 @@ partial(
         initialize_barrier(*barrier_at(9 + stage), 1);
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      if (i_lo < i_hi) {
+        int const i = i_lo;
+        uint32_t const slot = 0, parity = 1;
+        // TL 4: Copy K (64, 128) in coordinate [L = i] from global to shared  (keys)
+        wait(3 + slot, parity);
+        expect(0 + slot, 16384);
+        #pragma unroll
+        for (int p = 0; p < 2; ++p) {
+          int const panel = p;
+          SM90_TMA_LOAD_4D::copy(&mapK, barrier_at(0 + slot), kEvictFirst, smem + 16384 + slot * 16384 + panel * 8192,
+              panel * 64, i * 64, kv_head, sequence);
+        }
+        // TL 9: Copy V (64, 128) in coordinate [L = i] from global to shared  (values)
+        wait(9 + slot, parity);
+        expect(6 + slot, 16384);
+        #pragma unroll
+        for (int p = 0; p < 2; ++p) {
+          int const panel = p;
+          SM90_TMA_LOAD_4D::copy(&mapV, barrier_at(6 + slot), kEvictFirst, smem + 65536 + slot * 16384 + panel * 8192,
+              panel * 64, i * 64, kv_head, sequence);
+        }
+      }
     }
-    // the consumers may wait on the barriers now; the keys do not wait for them
+    // the consumers may wait on the barriers now
     __syncwarp();
     named_arrive(5, 160);
+    // the first product waits for the rows: they come before the second tile
+    named_sync(6, 160);
     if (threadIdx.x == 128) {
-      uint32_t count = 0;
+      uint32_t count = 1;
       #pragma unroll 1
-      for (int i = i_lo; i < i_hi; ++i, ++count) {
+      for (int i = i_lo + 1; i < i_hi; ++i, ++count) {
         uint32_t const slot = count % 3;
         uint32_t const parity = (count / 3 & 1) ^ 1;
         // TL 4: Copy K (64, 128) in coordinate [L = i] from global to shared  (keys)
@@ -281,6 +305,7 @@ partial(
         copy_chunk(to + j / 4 * 8192 + ((j % 4 * 2 + lane_at) ^ (r & 7)) * 16, from + j * 16, row < rows);
       }
     }
+    named_arrive(6, 160);
     asm volatile("cp.async.wait_all;" ::: "memory");
     visible_to_async();
     // all rows are there, and the barriers

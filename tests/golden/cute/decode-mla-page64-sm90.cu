@@ -1,5 +1,5 @@
 // mla-bf16-d576x512-full-decode-page64 for sm_90a
-// BM=64 BN=64 blocks_per_sm=1 combine_groups=4 consumer_warpgroups=2 evict_first=0 integer_max=1 min_split_tiles=2 overlap=0 rescale_threshold=8 split_blocks=1 stages=2
+// BM=64 BN=64 blocks_per_sm=1 combine_early=0 combine_groups=4 consumer_warpgroups=2 evict_first=0 integer_max=1 min_split_tiles=2 overlap=0 rescale_threshold=8 split_blocks=1 stages=2
 #include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -248,14 +248,67 @@ partial(
         initialize_barrier(*barrier_at(10 + stage), 1);
       }
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      if (i_lo < i_hi) {
+        int const i = i_lo;
+        uint32_t const slot = 0, parity = 1;
+        int page[1], page_row[1];
+        #pragma unroll
+        for (int piece = 0; piece < 1; ++piece) {
+          int const key = i * 64 + piece * 64;
+          bool const there = key < keys;
+          page[piece] = there ? pages[sequence * pages_stride + key / 64] : 0;
+          page_row[piece] = there ? key % 64 : 64;
+        }
+        // TL 4: Copy K (64, 576) in coordinate [L = i] from global to shared  (rest)
+        wait(2 + slot, parity);
+        expect(0 + slot, 8192);
+        #pragma unroll
+        for (int p = 0; p < 1; ++p) {
+          int const panel = 8 + p;
+          #pragma unroll
+          for (int piece = 0; piece < 1; ++piece) {
+            SM90_TMA_LOAD_4D::copy(&mapK, barrier_at(0 + slot), kEvictNormal,
+                smem + 73728 + slot * 73728 + panel * 8192 + piece * 8192,
+                panel * 64, page_row[piece], kv_head, page[piece]);
+          }
+        }
+        // TL 4: Copy K (64, 576) in coordinate [L = i] from global to shared  (right)
+        wait(6 + slot, parity);
+        expect(4 + slot, 32768);
+        #pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          int const panel = 4 + p;
+          #pragma unroll
+          for (int piece = 0; piece < 1; ++piece) {
+            SM90_TMA_LOAD_4D::copy(&mapK, barrier_at(4 + slot), kEvictNormal,
+                smem + 73728 + slot * 73728 + panel * 8192 + piece * 8192,
+                panel * 64, page_row[piece], kv_head, page[piece]);
+          }
+        }
+        // TL 4: Copy K (64, 576) in coordinate [L = i] from global to shared  (left)
+        wait(10 + slot, parity);
+        expect(8 + slot, 32768);
+        #pragma unroll
+        for (int p = 0; p < 4; ++p) {
+          int const panel = p;
+          #pragma unroll
+          for (int piece = 0; piece < 1; ++piece) {
+            SM90_TMA_LOAD_4D::copy(&mapK, barrier_at(8 + slot), kEvictNormal,
+                smem + 73728 + slot * 73728 + panel * 8192 + piece * 8192,
+                panel * 64, page_row[piece], kv_head, page[piece]);
+          }
+        }
+      }
     }
-    // the consumers may wait on the barriers now; the keys do not wait for them
+    // the consumers may wait on the barriers now
     __syncwarp();
     named_arrive(5, 384);
+    // the first product waits for the rows: they come before the second tile
+    named_sync(6, 384);
     if (threadIdx.x == 256) {
-      uint32_t count = 0;
+      uint32_t count = 1;
       #pragma unroll 1
-      for (int i = i_lo; i < i_hi; ++i, ++count) {
+      for (int i = i_lo + 1; i < i_hi; ++i, ++count) {
         uint32_t const slot = count % 2;
         uint32_t const parity = (count / 2 & 1) ^ 1;
         int page[1], page_row[1];
@@ -323,6 +376,7 @@ partial(
         copy_chunk(to + j / 2 * 8192 + ((j % 2 * 4 + lane_at) ^ (r & 7)) * 16, from + j * 32, row < rows);
       }
     }
+    named_arrive(6, 384);
     asm volatile("cp.async.wait_all;" ::: "memory");
     visible_to_async();
     // all rows are there, and the barriers

@@ -57,10 +57,18 @@ class DecodeCase:
 
     def assert_right(self, got: torch.Tensor) -> None:
         """At most twice the error of plain attention at the same dtype and a last bit; no NaN."""
+        self.assert_close(got, self.plain(torch.float64))
+
+    def assert_close(self, got: torch.Tensor, other: torch.Tensor) -> None:
+        """Apart by at most twice the error of plain attention at this dtype, and a last bit.
+
+        P is rounded against another reference in every split, so that two right answers differ by
+        what each of them may err.
+        """
         exact = self.plain(torch.float64)
         own = (self.plain(got.dtype).double() - exact).abs().max().item()
         allowed = 2 * own + torch.finfo(got.dtype).eps * exact.abs()
-        error = (got.double() - exact).abs()
+        error = (got.double() - other.double()).abs()
         assert bool((error <= allowed).all()), (error.max().item(), own)
 
 

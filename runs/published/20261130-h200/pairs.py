@@ -2,10 +2,11 @@
 
     python runs/published/20261130-h200/pairs.py
 
-First table, from `dimensions.json` and `clusters.json`: pairs of kernels of one batch that differ in one dimension
-alone; the cell with the largest gain and the one with the largest loss. Second table, from the
-journals of the published runs: the best right trial with a choice against the best without it.
-Last, the best trials of the `mma_sync` run against FlashAttention-2 as the referee timed it.
+First table, from `dimensions.json` and `clusters.json`: pairs of kernels of one batch that differ
+in one dimension alone; the cell with the largest gain and the one with the largest loss. Second
+table, from the journals of the published runs: the best right trial with a choice against the best
+without it. The third does the same for the decode runs. Last, the best trials of the `mma_sync` run
+against FlashAttention-2 as the referee timed it.
 """
 
 from __future__ import annotations
@@ -74,6 +75,36 @@ def with_and_without(name: str, value: int) -> list[Row]:
     return [(best[c, False] / best[c, True], c, best[c, False], best[c, True]) for c in both]
 
 
+#: choices of decode kernels, and the values that count as «with»
+DECODE = (
+    ("overlap", {1}), ("evict_first", {1}), ("combine_groups", {4, 8, 16}), ("combine_early", {1}),
+    ("min_split_tiles", {2, 4}), ("split_blocks", {2, 3, 4}), ("blocks_per_sm", {2, 3}),
+    ("integer_max", {1}), ("rescale_threshold", {8}),
+)  # fmt: skip
+
+
+def of_decode(name: str, values: set[int]) -> list[Row]:
+    """Return (ratio, cell, us without, with) of the best decode trials; `values` are «with»."""
+    best: dict[tuple[str, bool], float] = {}
+    for journal in sorted(HERE.parent.glob("*-h200/journal.jsonl")):
+        for line in journal.read_text().splitlines():
+            event = json.loads(line)
+            trial = event["data"]
+            if event["kind"] != "trial" or trial["outcome"]["outcome"] != "measured":
+                continue
+            point = dict(trial["point"]["items"])
+            if trial["problem"].get("phase") != "decode" or name not in point:
+                continue
+            for t in trial["outcome"]["timings"]:
+                s = t["shape"]
+                heads = f"{s['heads']}/{s['kv_heads']}"
+                where = f"{trial['problem']['variant']} {heads} B={s['batch']} L={s['seqlen_k']}"
+                key = (where, point[name] in values)
+                best[key] = min(best.get(key, float("inf")), t["median_us"])
+    both = [c for c, chosen in best if chosen and (c, False) in best]
+    return [(best[c, False] / best[c, True], c, best[c, False], best[c, True]) for c in both]
+
+
 def beside_fa2() -> dict[int, list[float]]:
     """Return FlashAttention-2's time over that of the best mma_sync trial, by head dim of mha."""
     best: dict[tuple[int, bool, int], float] = {}
@@ -105,6 +136,12 @@ def main() -> None:
         texts = [f"{r:.3f} {c} ({x:.1f} -> {y:.1f})" for r, c, x, y in (max(rows), min(rows))]
         what = "exp2_fma > 0" if name == "exp2_fma" else f"{name} = {value}"
         print(f"{what} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
+    print("decode choice | cells | best with it ahead in | largest gain | largest loss (us)")
+    for name, values in DECODE:
+        if rows := of_decode(name, values):
+            ahead = sum(r > 1 for r, *_ in rows)
+            texts = [f"{r:.3f} {c} ({x:.1f} -> {y:.1f})" for r, c, x, y in (max(rows), min(rows))]
+            print(f"{name} in {sorted(values)} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
     print("mma_sync over FlashAttention-2 | cells | geometric mean | lowest")
     ratios = beside_fa2()
     both = {"mha 64 and 128": ratios[64] + ratios[128], "mha 256": ratios[256]}

@@ -14,8 +14,8 @@ from codegen.tl import ast
 
 #: identifiers of the emitted frame, of its device functions and of C++ that a tile may be called
 _WORDS = """
-    M N a and arrive asm at at0 auto b batch bitand bitor blockDim blockIdx block_idx block_n
-    bool break c case catch ceil_div char chunk class column column_blocks compl const
+    M N a alibi_slope and arrive asm at at0 auto b batch bitand bitor blockDim blockIdx block_idx
+    block_n bool break c case catch ceil_div char chunk class column column_blocks compl const
     constexpr consumer continue count cute d default delete diagonal do double drawn e else
     enum erff exp2_approx expect explicit export extern fabsf false first float fmaf fmaxf for
     friend from goto gridDim group grown h head heads high hold huge if index inline int

@@ -36,6 +36,14 @@ Causal = Annotated[
     bool | None, typer.Option("--causal/--no-causal", help="One mask only; default: both.")
 ]
 
+Function = Annotated[
+    str | None,
+    typer.Option(help="FILE.py:function of q, k, v that kernels must agree with."),
+]
+Scalars = Annotated[
+    list[str] | None, typer.Option(help="NAME=NUMBER of the reference, compiled in.")
+]
+
 
 @app.callback()
 def main_job(
@@ -68,6 +76,8 @@ def main_job(
         list[str] | None, typer.Option(help="MODEL=IN,OUT: cost of a million tokens.")
     ] = None,
     sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
+    reference: Function = None,
+    scalar: Scalars = None,
     measure: Annotated[
         str, typer.Option(help="auto, device (time on the GPU) or model (predict).")
     ] = "auto",
@@ -87,7 +97,7 @@ def main_job(
     options = Options(
         variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, minutes, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()),
+        max_cost, tuple(price or ()), reference, tuple(scalar or ()),
     )  # fmt: skip
     from tuner.session import tune
     from tuner.view import View
@@ -204,6 +214,8 @@ def compare(
         list[str] | None, typer.Option(help="MODEL=IN,OUT: cost of a million tokens.")
     ] = None,
     sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
+    reference: Function = None,
+    scalar: Scalars = None,
     measure: Annotated[str, typer.Option(help="auto, device or model.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="The first seed; default 0.")] = None,
     workers: Annotated[str | None, typer.Option(help="Compile processes.")] = None,
@@ -217,7 +229,7 @@ def compare(
     options = Options(
         variant, gpu, budget, None, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, None, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()),
+        max_cost, tuple(price or ()), reference, tuple(scalar or ()),
     )  # fmt: skip
     run_compare(options, arms, seeds, context.obj["machine"]())
 

@@ -18,6 +18,7 @@ from space.variant import Problem, SpaceError
 from tuner.errors import UsageError
 from tuner.lanes import Lane, drop_weak, lanes_of
 from tuner.loop import Journal
+from tuner.reference import function_text
 from tuner.sketches import sketched_spaces
 
 STALL = 12  #: trials of a lane without a better one before the model is asked again
@@ -47,6 +48,7 @@ class ModelGuide:
         self._advisor = model.advisor
         self._journal = journal
         self._say = say
+        self._function = "" if spec.reference is None else function_text(spec.reference)
         self.peers: tuple[Finalist, ...] = ()
         self._asked_at: dict[tuple[str, str], int] = {}
         self._mended: set[str] = set()
@@ -113,7 +115,7 @@ class ModelGuide:
 
     def _task(self, problem: Problem) -> Task:
         shapes = tuple(s for s in self._spec.shapes if problem.serves(s))
-        return Task(problem, self._gpu, shapes)
+        return Task(problem, self._gpu, shapes, reference=self._function)
 
     def _is_stalled(self, lane: Lane) -> bool:
         since = max(lane.improved_at, self._asked_at.get(_key(lane), 0))

@@ -55,6 +55,8 @@ class Options:
     max_tokens: int | None = None
     max_cost: float | None = None
     prices: tuple[str, ...] = ()
+    reference: str | None = None
+    scalars: tuple[str, ...] = ()
 
 
 def gpu_of(options: Options, devices: tuple[str, ...]) -> GpuSpec:
@@ -96,6 +98,11 @@ def check_common(options: Options) -> None:
             raise UsageError("--phase decode is not in this version; use --phase prefill")
         raise UsageError(f"unknown phase {options.phase!r}; known phases: prefill")
     _check_proposer(options)
+    if options.scalars and options.reference is None:
+        raise UsageError(
+            "--scalar goes with --reference: without one, kernels are checked against plain "
+            "attention, which takes no number but its scale"
+        )
     backend_named(options.backend)
     if options.budget is not None and options.budget < 1:
         raise UsageError(f"--budget {options.budget} is not at least 1")

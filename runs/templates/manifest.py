@@ -109,6 +109,19 @@ def read(folder: Path) -> Manifest:
         raise ManifestError(f"{path}: {fault}") from None
 
 
+def functions(folder: Path) -> tuple[str, ...]:
+    """Return the names of the functions that kernels compute in place of attention.
+
+    Raises ManifestError when the manifest cannot be read.
+    """
+    try:
+        data = json.loads((folder / "manifest.json").read_bytes())
+        said = [k.get("computes") for k in data["kernels"].values()]
+        return tuple(dict.fromkeys(str(f["function"]) for f in said if f is not None))
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"cannot read {folder / 'manifest.json'}: {error}") from None
+
+
 class _Fault(Exception):
     """A field that is not what it should be."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from space.variant import DType, Shape, io_bytes
+from tuner.evaluate.function import Function
 from tuner.evaluate.inputs import TORCH_DTYPE, Inputs, Triple
 from tuner.evaluate.output import Output, allocate
 from tuner.evaluate.reference import Expected, expect
@@ -62,8 +63,10 @@ class Arena:
     """The shared tensors of one dtype and seed on one device."""
 
     def __init__(
-        self, shapes: Sequence[Shape], dtype: DType, seed: int, device: torch.device
-    ) -> None:
+        self, shapes: Sequence[Shape], dtype: DType, seed: int, device: torch.device,
+        function: Function | None = None,
+    ) -> None:  # fmt: skip
+        self._function = function
         self.dtype = dtype
         self.seed = seed
         self._sizes = _needed(shapes, dtype)
@@ -99,7 +102,9 @@ class Arena:
         count = slot_count(shape, self.dtype)
         for work, fresh, numel in zip(self._work, self._fresh[0], numels(shape), strict=True):
             work[: numel * count].copy_(fresh[: numel * count])
-        slots = tuple(_inputs(shape, _views(self._work, shape, i)) for i in range(count))
+        slots = tuple(
+            _inputs(shape, _views(self._work, shape, i), self._function) for i in range(count)
+        )
         output = self._output.part((shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v))
         exams = tuple(
             Exam(f"timed shape {shape.key}", slots[0], _views(fresh, shape, 0),
@@ -111,7 +116,7 @@ class Arena:
     def _answer(self, shape: Shape, data_set: int) -> Expected:
         key = shape, data_set
         if key not in self._expected:
-            fresh = _inputs(shape, _views(self._fresh[data_set], shape, 0))
+            fresh = _inputs(shape, _views(self._fresh[data_set], shape, 0), self._function)
             self._expected[key] = expect(fresh)
         return self._expected[key]
 
@@ -134,5 +139,5 @@ def _views(flat: tuple[torch.Tensor, ...], s: Shape, slot: int) -> Triple:
     return q, k, v
 
 
-def _inputs(shape: Shape, tensors: Triple) -> Inputs:
-    return Inputs(*tensors, shape.default_scale, shape.causal)
+def _inputs(shape: Shape, tensors: Triple, function: Function | None) -> Inputs:
+    return Inputs(*tensors, shape.default_scale, shape.causal, function)

@@ -91,7 +91,8 @@ def run_finals(
         for name, sample in samples.items():
             trial = trials.get(name)
             if trial is not None and judge.gpu is not None:
-                impossible = check_possible(sample, shape, problem.dtype, judge.gpu)
+                plain = judge.function is None
+                impossible = check_possible(sample, shape, problem.dtype, judge.gpu, plain)
                 if impossible is not None:
                     rejected.append((trial, impossible))
                     continue

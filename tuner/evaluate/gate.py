@@ -5,7 +5,13 @@ NumPy only, so that a compile process need not import torch.
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,40 +24,96 @@ Array = npt.NDArray[np.float64]
 
 ERROR_FACTOR = 2.0
 ERROR_FLOOR = 1e-5
+NEGATIVE = "very negative logits"
 HEADS = {"mha": (2, 2), "gqa": (3, 1), "mqa": (2, 1), "mla": (2, 2)}
 
 
-def fault(program: Program, problem: Problem) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One small problem: Q, K and V [B, S, H, D] of 16-bit values, and the answer."""
+
+    name: str
+    q: Array
+    k: Array
+    v: Array
+    scale: float
+    exact: Array
+    own_error: float  #: the most that the function that gave the answer errs at 16 bits
+
+    @property
+    def tensors(self) -> tuple[Array, Array, Array]:
+        """Q, K and V."""
+        return self.q, self.k, self.v
+
+
+def fault(program: Program, problem: Problem, answers: Path | None = None) -> str | None:
     """Return what is wrong with the program's output on small lengths, or None when it is right.
 
-    Lengths are off the tile and cover more than one; the second problem has very negative logits.
+    Lengths are off the tile and cover more than one; one problem has very negative logits.
+    `answers` are those of a user's function, as `save` wrote them; plain attention for None.
+    Raises OSError or ValueError when they cannot be read.
     """
-    rows, keys = program.param("BM", 64) + 5, 2 * program.param("BN", 64) + 7
-    rng = np.random.default_rng(7)
-    for name, negative in (("N(0,1)", False), ("very negative logits", True)):
-        q, k, v = _inputs(problem, rows, keys, rng, negative)
-        scale = 1.0 / math.sqrt(problem.head_dim)
-        given = {"Q": q.astype(np.float32), "K": k.astype(np.float32), "V": v.astype(np.float32)}
+    cases = _plain_cases(program, problem) if answers is None else load(answers)
+    for case in cases:
+        given = {n: x.astype(np.float32) for n, x in zip("QKV", case.tensors, strict=True)}
         try:
-            found = interpret(program, given, {"scale": scale}, problem.dtype)["O"]
+            found = interpret(program, given, {"scale": case.scale}, problem.dtype)["O"]
         except (KeyError, ValueError) as error:
             return f"interpreter: not attention of Q, K and V into O: {error}"
-        got = np.asarray(found, dtype=np.float64)
-        said = _compare(got, problem, q, k, v, scale)
+        said = _compare(np.asarray(found, dtype=np.float64), case)
         if said is not None:
-            return f"interpreter, {name}, Sq={rows} Sk={keys}: {said}"
+            lengths = f"Sq={case.q.shape[1]} Sk={case.k.shape[1]}"
+            return f"interpreter, {case.name}, {lengths}: {said}"
     return None
 
 
-def _compare(
-    got: Array, problem: Problem, q: Array, k: Array, v: Array, scale: float
-) -> str | None:
-    exact = attention(q, k, v, scale, problem.causal, None)
-    own = np.abs(attention(q, k, v, scale, problem.causal, problem.dtype) - exact).max()
+def _plain_cases(program: Program, problem: Problem) -> Iterator[Case]:
+    """Plain attention on problems of a size that goes with the program's tiles."""
+    rows, keys = program.param("BM", 64) + 5, 2 * program.param("BN", 64) + 7
+    rng = np.random.default_rng(7)
+    scale = 1.0 / math.sqrt(problem.head_dim)
+    for name, negative in (("N(0,1)", False), (NEGATIVE, True)):
+        q, k, v = draw(problem, rows, keys, rng, negative)
+        exact = attention(q, k, v, scale, problem.causal, None)
+        own = np.abs(attention(q, k, v, scale, problem.causal, problem.dtype) - exact).max()
+        yield Case(name, q, k, v, scale, exact, float(own))
+
+
+def save(path: Path, cases: Sequence[Case]) -> None:
+    """Write the answers of a user's function, for compile processes to read. Raises OSError."""
+    arrays: dict[str, npt.ArrayLike] = {"count": len(cases)}
+    for n, case in enumerate(cases):
+        arrays |= {f"{n}.{f.name}": getattr(case, f.name) for f in fields(case)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    os.replace(file.name, path)
+
+
+@functools.lru_cache(maxsize=8)
+def load(path: Path) -> tuple[Case, ...]:
+    """Read what `save` wrote. Raises OSError or ValueError."""
+    with np.load(path, allow_pickle=False) as data:
+        return tuple(
+            Case(
+                str(data[f"{n}.name"]),
+                data[f"{n}.q"],
+                data[f"{n}.k"],
+                data[f"{n}.v"],
+                float(data[f"{n}.scale"]),
+                data[f"{n}.exact"],
+                float(data[f"{n}.own_error"]),
+            )
+            for n in range(int(data["count"]))
+        )  # fmt: skip
+
+
+def _compare(got: Array, case: Case) -> str | None:
+    exact = case.exact
     if got.shape != exact.shape:
         return f"O has shape {got.shape}, {exact.shape} is right"
     error = np.abs(got - exact)
-    limit = ERROR_FACTOR * own + ERROR_FLOOR
+    limit = ERROR_FACTOR * case.own_error + ERROR_FLOOR
     if np.isfinite(got).all() and error.max() <= limit:
         return None
     at = np.unravel_index(np.argmax(np.where(np.isfinite(got), error, np.inf)), got.shape)
@@ -61,9 +123,10 @@ def _compare(
     )
 
 
-def _inputs(
+def draw(
     problem: Problem, rows: int, keys: int, rng: np.random.Generator, negative: bool
 ) -> tuple[Array, Array, Array]:
+    """Return Q, K and V with few heads, rounded to the problem's type."""
     heads, kv_heads = HEADS[problem.variant]
     q = rng.standard_normal((1, rows, heads, problem.head_dim))
     k = rng.standard_normal((1, keys, kv_heads, problem.head_dim))

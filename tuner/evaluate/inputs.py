@@ -9,10 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 
 from space.variant import DType, Shape
+
+if TYPE_CHECKING:
+    from tuner.evaluate.function import Function
 
 TORCH_DTYPE = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -69,13 +73,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Q, K and V of one problem with its scale and mask."""
+    """Q, K and V of one problem with its scale and mask, and what computes the answer."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     scale: float
     causal: bool
+    function: Function | None = None  #: the user's, plain attention for None
 
     @property
     def tensors(self) -> Triple:
@@ -83,7 +88,9 @@ class Inputs:
         return self.q, self.k, self.v
 
 
-def make(check: Check, dtype: DType, device: torch.device) -> Inputs:
+def make(
+    check: Check, dtype: DType, device: torch.device, function: Function | None = None
+) -> Inputs:
     """Make the inputs of `check`; the same check, dtype and device give the same bits."""
     generator = torch.Generator(device).manual_seed(check.seed)
 
@@ -93,7 +100,7 @@ def make(check: Check, dtype: DType, device: torch.device) -> Inputs:
     kind = TORCH_DTYPE[dtype]
     values = [t.to(kind) for t in RECIPES[check.data](check.shape, check.softmax_scale, draw)]
     q, k, v = lay_out((values[0], values[1], values[2]), check.layout)
-    return Inputs(q, k, v, check.softmax_scale, check.shape.causal)
+    return Inputs(q, k, v, check.softmax_scale, check.shape.causal, function)
 
 
 # ---- data --------------------------------------------------------------------------------------

@@ -116,14 +116,42 @@ def main_job(
 
 @app.command()
 def sketch(
+    context: typer.Context,
     variant: Annotated[str, typer.Option(help="mha, gqa, mqa or mla.")],
-    causal: Annotated[bool, typer.Option("--causal/--no-causal")] = False,
+    causal: Annotated[bool | None, typer.Option("--causal/--no-causal")] = None,
     name: Annotated[str | None, typer.Option(help="Which built-in sketch.")] = None,
+    gpu: Gpu = None,
+    dtype: Dtype = None,
+    shapes: Annotated[list[str] | None, typer.Option(help="What the sketch is for.")] = None,
+    reference: Function = None,
+    scalar: Scalars = None,
+    proposer: Annotated[str | None, typer.Option(help="openai or batch:DIR: ask a model.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that is asked.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="A compatible endpoint.")] = None,
+    way: Annotated[str, typer.Option(help="sketch, two-stage or one-step.")] = "sketch",
+    samples: Annotated[int, typer.Option(help="Programs asked for; the first right one.")] = 1,
+    runs_dir: Annotated[Path, typer.Option(help="Where the exchanges go.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None,
 ) -> None:
-    """Print a built-in TL sketch."""
-    from tuner.commands.tl import sketch_text
+    """Print a TL sketch: a built-in one, or with --proposer one that a model writes."""
+    options = Options(
+        variant, gpu, dtype=dtype, causal=causal, shapes=tuple(shapes or ()), proposer=proposer,
+        measure="model", runs_dir=runs_dir, model=model, base_url=base_url, reference=reference,
+        scalars=tuple(scalar or ()), workers="1",
+    )  # fmt: skip
+    from tuner.commands.sketch import sketch_for
 
-    typer.echo(sketch_text(variant, causal, name).rstrip("\n"))
+    machine = context.obj["machine"]
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    text = sketch_for(options, name, way, samples, machine, say)
+    if out is None:
+        typer.echo(text.rstrip("\n"))
+    else:
+        out.write_text(text, encoding="utf-8")
+        typer.echo(f"sketch {out}")
 
 
 @app.command()
@@ -220,6 +248,11 @@ def compare(
     seed: Annotated[int | None, typer.Option(help="The first seed; default 0.")] = None,
     workers: Annotated[str | None, typer.Option(help="Compile processes.")] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where its folder goes.")] = Path("runs"),
+    ways: Annotated[
+        str | None, typer.Option(help="sketch, two-stage, one-step: pass@k of a model's programs.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="With --ways: programs of each way.")] = 10,
+    repairs: Annotated[int, typer.Option(help="With --ways: repairs of each program.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Go on with this comparison.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -231,6 +264,11 @@ def compare(
         measure, None, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
         max_cost, tuple(price or ()), reference, tuple(scalar or ()),
     )  # fmt: skip
+    from tuner.commands.ways import is_ways, run_ways
+
+    if ways is not None or (resume is not None and is_ways(resume)):
+        run_ways(options, ways or "", samples, repairs, context.obj["machine"]())
+        return
     run_compare(options, arms, seeds, context.obj["machine"]())
 
 

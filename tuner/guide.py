@@ -19,6 +19,7 @@ from tuner.errors import UsageError
 from tuner.lanes import Lane, drop_weak, lanes_of
 from tuner.loop import Journal
 from tuner.reference import function_text
+from tuner.reference_sketches import completed
 from tuner.sketches import sketched_spaces
 
 STALL = 12  #: trials of a lane without a better one before the model is asked again
@@ -155,13 +156,15 @@ class ModelGuide:
 
     def _take_sketch(self, sketch: Sketch, lanes: list[Lane]) -> None:
         """Add a lane of the sketch for every problem under its mask."""
-        if any((lane.sketch, lane.text) == (sketch.name, sketch.text) for lane in lanes):
-            return  # an earlier part of the run took it in
-        name = sketch.name
-        while any(lane.sketch == name for lane in lanes):
-            name += "-mended"
-        spec = replace(self._spec, sketches=((name, sketch.text),))
+        text, name = sketch.text, sketch.name
         try:
+            if self._spec.reference is not None:
+                text = completed(text, self._spec, self._spec.reference)
+            if any((lane.sketch, lane.text) == (name, text) for lane in lanes):
+                return  # an earlier part of the run took it in
+            while any(lane.sketch == name for lane in lanes):
+                name += "-mended"
+            spec = replace(self._spec, sketches=((name, text),))
             found = lanes_of(spec, self._gpu, sketched_spaces(spec, self._gpu))
         except (UsageError, SpaceError, TLError) as error:
             self._tell(f"{name} of the model is not searched: {error}")
@@ -170,7 +173,7 @@ class ModelGuide:
         if not new:
             self._tell(f"{name} of the model is not searched: no configuration of it is legal")
             return
-        self._note("sketch", name=name, text=sketch.text)
+        self._note("sketch", name=name, text=text)
         self._say(f"{name} of the model is searched too, for {len(new)} problems")
         lanes += new
 

@@ -199,7 +199,7 @@ def _go(
 ) -> None:
     """Search, finish and export; the store's journal says where an earlier part stopped."""
     history = store.replay().history
-    asks = options.sketch is None and spec.reference is None
+    asks = options.sketch is None
     # the model is asked first of all: what it says comes while peers and first trials run
     guide = guided(store, spec, lanes, options, view.note, sketches=asks)
     try:

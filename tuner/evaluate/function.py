@@ -233,13 +233,13 @@ class _Examiner:
         """Same inputs give the same, inputs stay, batches are apart, -v gives the negative."""
         name = self.function.name
         q, k, v = self._draw(2, SMALL, SMALL, dtype)
-        out = self._call((q, k, v))
         before = tuple(t.clone() for t in (q, k, v))
-        if not torch.equal(self._call((q, k, v)), out):
-            raise FunctionRefused(f"{name} gives something else on the same tensors; it must not")
+        out = self._call((q, k, v))
         for word, now, was in zip(TENSORS, (q, k, v), before, strict=True):
             if not torch.equal(now, was):
                 raise FunctionRefused(f"{name} changes {word} in place; it must not")
+        if not torch.equal(self._call((q, k, v)), out):
+            raise FunctionRefused(f"{name} gives something else on the same tensors; it must not")
         if not self._near(self._call((q[1:], k[1:], v[1:])), out[1:]):
             raise FunctionRefused(f"{name} mixes the elements of a batch; kernels never do")
         if not self._near(self._call((q, k, -v)), -out):

@@ -11,8 +11,8 @@ def alibi_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float):
     h, m, n = scores.shape[1:]
     row = torch.arange(m, device=q.device)[:, None] + n - m
     distance = row - torch.arange(n, device=q.device)[None, :]
-    slopes = 2.0 ** (-8.0 * torch.arange(1, h + 1, device=q.device) / h)
-    bias = -slopes[:, None, None] * distance
-    scores = scores + bias.to(q.dtype)
+    heads = torch.arange(1, h + 1, device=q.device, dtype=torch.float64)
+    slopes = 2.0 ** (-8.0 * heads / h)
+    scores = scores - (slopes[:, None, None] * distance).to(q.dtype)
     p = scores.masked_fill(distance < 0, float("-inf")).softmax(-1)
     return torch.einsum("bhmn,bnhd->bmhd", p, v)

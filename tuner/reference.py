@@ -108,8 +108,16 @@ def _keywords(node: ast.FunctionDef) -> tuple[dict[str, float], set[str]]:
     return defaults, {x.arg for x in (*named, *a.kwonlyargs)}
 
 
-def check_unchanged(reference: Reference) -> None:
-    """Raise UsageError unless the file is what it was when the run began."""
+def check_unchanged(reference: Reference, run: Path | None = None) -> None:
+    """Raise UsageError unless the file is what it was when the run began.
+
+    A folder of a `run` is data: a file within it is not executed.
+    """
+    if run is not None and Path(reference.path).resolve().is_relative_to(run.resolve()):
+        raise UsageError(
+            f"the run's reference {reference.path} lies in the run's own folder {run}, from which "
+            f"nothing is executed; move it elsewhere and begin a new run"
+        )
     try:
         digest = hashlib.sha256(Path(reference.path).read_bytes()).hexdigest()
     except OSError as error:

@@ -135,7 +135,7 @@ def _resume(options: Options, view: View, machine: Machine) -> None:
     with RunStore.open(options.resume, write=True) as store:
         spec = _renewed(store.spec, options)
         if spec.reference is not None:
-            check_unchanged(spec.reference)
+            check_unchanged(spec.reference, options.resume)
             examine(spec)
         gpu = gpu_named(spec.gpu)
         present = device_index(gpu, machine.devices) is not None

@@ -89,7 +89,7 @@ def plan(
         raise UsageError(f"--sanitizer {sanitizer!r}: auto, yes or no is wanted")
     subjects = subjects_of(target)
     for reference in {s.reference for s in subjects if s.reference is not None}:
-        check_unchanged(reference)
+        check_unchanged(reference, target)
     names = device_names() if devices is None else devices
     found = []
     for gpu in (gpu_named(s.gpu) for s in subjects):

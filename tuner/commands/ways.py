@@ -145,7 +145,7 @@ def run_ways(options: Options, ways: str, samples: int, repairs: int, machine: M
         folder, plan = options.resume, read_plan(options.resume)
         check_common(options)
         if plan.base.reference is not None:
-            check_unchanged(plan.base.reference)
+            check_unchanged(plan.base.reference, folder)
             examine(plan.base)
     say(f"sampling {folder}: {', '.join(plan.ways)}; {plan.samples} programs of each")
     found, ledger = take(folder, plan, options, machine, say)

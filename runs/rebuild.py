@@ -43,6 +43,9 @@ def source_of(store: RunStore, record: TrialRecord) -> KernelSource:
     if store.has_kernel(record.cubin_key):
         return store.kernel(record.cubin_key).source
     sketches, what = dict(store.spec.sketches), _called(store, record)
+    if record.sketch not in sketches:  # a model gave it to the run
+        told = [n.as_dict() for n in store.replay().notes if n.topic == "sketch"]
+        sketches |= {str(v.get("name")): str(v.get("text")) for v in told}
     if record.sketch not in sketches:
         raise StoreError(f"{what} is of a sketch {record.sketch!r} that the run does not hold")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,25 @@ def test_no_built_in_program_is_said_with_what_to_do(
     assert run(tmp_path, "--reference", f"{tmp_path}/mine.py:f") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no built-in program computes mine.py:f; say --sketch FILE.tl" in line
+
+
+def test_an_example_ends_in_an_exported_folder_without_a_gpu(tmp_path: Path) -> None:
+    """The whole job, with the real interpreter and compiler."""
+    words = [
+        "--variant", "mha", "--gpu", "h200", "--budget", "2", "--measure", "model", "--workers",
+        "1", "--shapes", "1,4,4,2048,2048,128", "--runs-dir", str(tmp_path / "runs"),
+        "--reference", f"{EXAMPLES}/sink_tokens.py:sink_attention", "--scalar", "window_left=100",
+        "--sketch", str(EXAMPLES / "sink_tokens.tl"),
+    ]  # fmt: skip
+    assert main(words) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    manifest = json.loads((folder / "export" / "manifest.json").read_text())
+    for name, entry in manifest["kernels"].items():
+        assert entry["computes"]["scalars"] == {"sinks": 4.0, "window_left": 100.0}
+        text = (folder / "export" / "kernels" / f"{name}.cu").read_text()
+        assert "window(100, 0, 4)" in text
+    records = RunStore.open(folder).replay().history.records
+    assert len(records) == 2 and all(r.outcome.trial_class == "ok" for r in records)
 
 
 # ---- the gate --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from codegen.kernel import ArgKind, KernelSource
 from codegen.nvrtc import compile_source
 from codegen.tl.bind import bind
 from codegen.tl.parser import parse
+from llm_proposer.customs import CUSTOMS, Custom
 from llm_proposer.seeds import seeds
 from space.constraints import Backend, space_for
 from space.gpu import GPUS
@@ -53,6 +54,17 @@ def test_bias_is_read_in_place_guarded_at_both_lengths(gpu: str, backend: Backen
     assert launch.smem_bytes == without.smem_bytes  # no tile of B anywhere
     names = [a.name for a in launch.args if a.kind in (ArgKind.POINTER, ArgKind.STRIDE)]
     assert {"B", "B.b", "B.s", "B.h"} <= set(names)
+    assert compile_source(source, GPUS[gpu].arch).image
+
+
+@pytest.mark.parametrize("custom", CUSTOMS.values(), ids=lambda c: c.name)
+@pytest.mark.parametrize(("gpu", "backend"), [CARDS[0], CARDS[2]])
+def test_each_example_compiles_with_its_numbers_in_it(
+    custom: Custom, gpu: str, backend: Backend
+) -> None:
+    source = emitted(custom.sketch, gpu, backend, custom.causal)
+    floats = [a.name for a in source.launches[0].args if a.kind is ArgKind.FLOAT]
+    assert floats == ["scale"]
     assert compile_source(source, GPUS[gpu].arch).image
 
 

@@ -130,6 +130,7 @@ def sketch(
     base_url: Annotated[str | None, typer.Option(help="A compatible endpoint.")] = None,
     way: Annotated[str, typer.Option(help="sketch, two-stage or one-step.")] = "sketch",
     samples: Annotated[int, typer.Option(help="Programs asked for; the first right one.")] = 1,
+    words: Annotated[str, typer.Option(help="What the kernel is to compute, for a model.")] = "",
     runs_dir: Annotated[Path, typer.Option(help="Where the exchanges go.")] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None,
 ) -> None:
@@ -146,7 +147,7 @@ def sketch(
     def say(text: str) -> None:
         typer.echo(text, err=True)
 
-    text = sketch_for(options, name, way, samples, machine, say)
+    text = sketch_for(options, name, way, samples, words, machine, say)
     if out is None:
         typer.echo(text.rstrip("\n"))
     else:

@@ -19,7 +19,7 @@ _WORDS = """
     constexpr consumer continue count cute d default delete diagonal do double drawn e else
     enum erff exp2_approx expect explicit export extern fabsf false first float fmaf fmaxf for
     friend from goto gridDim group grown h head heads high hold huge if index inline int
-    int64_t inverse j k kind l lane last ldsm ldsm_t leader left limit long low m max min mma
+    int64_t inverse j k kept kind l lane last ldsm ldsm_t leader left limit long low m max min mma
     moved mutable n name namespace new noexcept not nullptr operator or out out_at out_row own
     own_row0 pack panel part pass pin plane planes private protected public quad_max quad_sum r
     register rest return ring row row0 row_blocks scale short signed sizeof smem smem_at source
@@ -32,7 +32,7 @@ RESERVED = frozenset(_WORDS.split())
 #: what the emitter appends to a tile's name
 _SUFFIXES = """
     max sum shift limit top log2 slack huge r r8 a to staged count lo hi full own stride_b
-    stride_s stride_h
+    stride_s stride_h sinks jump
 """
 DERIVED = tuple(_SUFFIXES.split())
 

@@ -231,6 +231,22 @@ def test_tune_sketch_asks_for_a_reference_and_checks_the_answer_against_it(
     assert "slopes = 2.0 **" in json.dumps(server.requests[0])
 
 
+def test_tune_sketch_from_words_says_that_nothing_proves_it(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (EXAMPLES / "sigmoid.tl").read_text()
+    server.script = [completion(text)]
+    model = ["--proposer", "openai", "--model", "m", "--base-url", server.url]
+    words = ["--variant", "mha", "--gpu", "a100", "--shapes", SHAPE, "--words", "sigmoid attention"]
+    folder = ["--runs-dir", str(tmp_path / "runs")]
+    assert main(["sketch", *words, *model, *folder], FakeMachine().machine()) == 0
+    out, error = capsys.readouterr()
+    assert "Compute Sigmoid S" in out and "it was checked as TL alone" in error
+    assert "Wanted: sigmoid attention" in json.dumps(server.requests[0])
+    assert main(["sketch", *words]) == 2
+    assert "--words are for a model" in capsys.readouterr().err
+
+
 def test_tune_sketch_finds_the_built_in_program_of_a_reference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,17 +13,19 @@ from tuner.ways import Say
 
 
 def sketch_for(
-    options: Options, name: str | None, way: str, samples: int,
+    options: Options, name: str | None, way: str, samples: int, words: str,
     machine: Callable[[], Machine], say: Say,
 ) -> str:  # fmt: skip
     """Return the TL text that was asked for. Raises TuneError and SpaceError for the user."""
     asks = (options.proposer or "builtin") != "builtin"
     if name is not None and (asks or options.reference is not None):
         raise UsageError("--name is a built-in sketch; leave --proposer and --reference out")
+    if words and not asks:
+        raise UsageError("--words are for a model: say --proposer openai or --proposer batch:DIR")
     if asks:
         from tuner.commands.ways import sketch_of_model
 
-        return sketch_of_model(options, way, samples, machine(), say)
+        return sketch_of_model(options, way, samples, words, machine(), say)
     if options.reference is None:
         return sketch_text(options.variant or "", bool(options.causal), name)
     from runs.record import Basis

@@ -170,7 +170,7 @@ def run_ways(options: Options, ways: str, samples: int, repairs: int, machine: M
 
 
 def take(
-    folder: Path, plan: Plan, options: Options, machine: Machine, say: Say
+    folder: Path, plan: Plan, options: Options, machine: Machine, say: Say, words: str = ""
 ) -> tuple[tuple[Sample, ...], Ledger]:
     """Ask for every sample and take it as far as it gets; exchanges are kept in `folder`.
 
@@ -191,7 +191,15 @@ def take(
     ):
         found = tuple(
             sampled(
-                plan.base, gpu, plan.ways, plan.samples, plan.repairs, session.client, bench, say
+                plan.base,
+                gpu,
+                plan.ways,
+                plan.samples,
+                plan.repairs,
+                session.client,
+                bench,
+                say,
+                words,
             )
         )
     return found, session.ledger
@@ -240,10 +248,13 @@ def terminal_table(table: tuple[Rate, ...]) -> Table:
     return shown
 
 
-def sketch_of_model(options: Options, way: str, samples: int, machine: Machine, say: Say) -> str:
+def sketch_of_model(
+    options: Options, way: str, samples: int, words: str, machine: Machine, say: Say
+) -> str:
     """Return the first of a model's programs that the interpreter finds right.
 
-    Raises NothingFound when none is, or when replies are still to come.
+    What only `words` describe is checked by the checker alone, which is said. Raises NothingFound
+    when no program will do, or when replies are still to come.
     """
     one_mask = replace(options, causal=bool(options.causal))
     plan = plan_of(one_mask, way, samples, REPAIRS, machine.devices)
@@ -252,9 +263,12 @@ def sketch_of_model(options: Options, way: str, samples: int, machine: Machine, 
     shapes = tuple(s for s in plan.base.shapes if shown.serves(s))
     plan = replace(plan, base=replace(plan.base, shapes=shapes))
     folder, plan = begin(options.runs_dir, plan)
-    found, _ = take(folder, plan, options, machine, say)
+    found, _ = take(folder, plan, options, machine, say, words)
     best = max(found, key=lambda s: s.level)
-    if best.level >= Level.INTERPRETED:
+    unproved = bool(words) and plan.base.reference is None
+    if best.level >= (Level.CHECKED if unproved else Level.INTERPRETED):
+        if unproved:
+            say("nothing says what it must compute: it was checked as TL alone; give --reference")
         return best.text
     if any(s.level is Level.PENDING for s in found):
         replies = plan.base.proposer.removeprefix(BATCH)

@@ -13,9 +13,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.cute.bias import uses_distance
 from codegen.cute.layout import Fragment
+from codegen.cute.masks import has_sinks
 from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
-from codegen.cute.structure import block_rows, loads, number_columns, used_scalars, window_scalars
+from codegen.cute.structure import (
+    bias_names,
+    block_rows,
+    loads,
+    number_columns,
+    used_scalars,
+    window_scalars,
+)
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
@@ -124,6 +133,9 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         raise PlanError(f"a Hopper decode kernel has {WARPGROUP_ROWS} packed rows, not {rows}")
     stages = program.param("stages")
     loop = loop_plan(program, kernel, loops[0], stages=1)
+    positional = bias_names(kernel.body) or uses_distance(kernel)
+    if positional or has_sinks(loop.masks):
+        raise PlanError("a Hopper decode kernel has no bias, no alibi and no window with sinks")
     front, scores, product = _split(loop.body)
     wide = number_columns(kernel, product.out)
     parts, end = _parts(kernel, problem, scores, product, consumers, stages)

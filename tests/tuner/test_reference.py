@@ -155,6 +155,23 @@ def test_resume_takes_no_other_reference(
     assert "--resume takes" in capsys.readouterr().err
 
 
+def test_a_comparison_keeps_to_its_function(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text((EXAMPLES / "sigmoid.py").read_text())
+    machine = FakeMachine(("NVIDIA A100-SXM4-80GB",))
+    words = ["--arms", "search,random", "--seeds", "1", "--reference"]
+    words += [f"{tmp_path}/mine.py:sigmoid_attention", "--sketch", str(EXAMPLES / "sigmoid.tl")]
+    folder = ["--runs-dir", str(tmp_path / "runs")]
+    assert main(["compare", *JOB, *words, *folder], machine.machine()) == 0
+    (comparison,) = (tmp_path / "runs").iterdir()
+    for run_folder in comparison.glob("*-s0"):
+        assert spec_of(run_folder).reference is not None
+    (tmp_path / "mine.py").write_text("def sigmoid_attention(q, k, v): return q\n")
+    assert main(["compare", "--resume", str(comparison)], machine.machine()) == 2
+    assert "was changed since" in capsys.readouterr().err
+
+
 def test_a_built_in_program_that_agrees_is_found(tmp_path: Path) -> None:
     assert run(tmp_path, "--reference", f"{EXAMPLES}/alibi.py:alibi_attention") == 0
     (folder,) = (tmp_path / "runs").iterdir()

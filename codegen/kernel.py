@@ -33,8 +33,8 @@ class Arg:
 
     kind: ArgKind
     name: str
-    #: TENSOR_MAP only: (columns, rows) of the box that one copy moves, 128-byte swizzled; the map
-    #: has axes (columns, rows, heads, batch), and elements outside it read as zero
+    #: TENSOR_MAP only: (columns, rows) of the box that one copy moves, swizzled by the bytes of its
+    #: columns; the map has axes (columns, rows, heads, batch), elements outside it read as zero
     box: tuple[int, int] = (0, 0)
 
 
@@ -52,7 +52,10 @@ class GridAxis:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start one `__global__` function. The grid is 1-D: the product of its axes."""
+    """How to start one `__global__` function. The grid is 1-D: the product of its axes.
+
+    A cluster takes the place of a block where `cluster` is more than 1.
+    """
 
     entry: str
     threads: int
@@ -65,6 +68,8 @@ class Launch:
     if_split: bool = False
     #: may be scheduled while the kernel before it ends, whose results it waits for itself
     dependent: bool = False
+    #: blocks that start together for each element of the grid: the kernel's `__cluster_dims__`
+    cluster: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runs.record import Basis, Finalist, History, Measured, Rejected, TrialRecord
-from space.constraints import CONSTRAINTS, is_hopper, smem_bytes, violated
+from space.constraints import constraints_of, is_hopper, smem_bytes, violated
 from space.gpu import KIB, GpuSpec
-from space.hopper import HOPPER_CONSTRAINTS
 from space.params import Point, Space
-from space.variant import Problem, Shape, flops, variant_named
+from space.variant import Phase, Problem, Shape, flops, variant_named
 
 ROWS = 40  #: trials shown at most, the fastest and then the newest
 FAILURES = 12  #: kinds of failure shown at most
@@ -24,8 +23,16 @@ RULES = {
     "fits_smem": "the tiles fit the shared memory of a block",
     "fits_registers": "accumulators fit the registers of a thread",
     "fits_sm": "blocks_per_sm blocks fit the shared memory, threads and registers of an SM",
+    "warp_grid": "column_warps divides warps; BM * column_warps / warps is 16, 32 or 64",
+    "columns_shared": "BN and V's head dim are multiples of 8 * column_warps; of swizzle and the "
+    "bytes of V's row for each column warp one divides the other",
+    "columns_of_warpgroups": "consumer_warpgroups = 2 where V is part of K, else 1",
+    "tiles_of_pages": "of BN and the page size one is a multiple of the other",
+    "fits_combine": "combine_groups * V's head dim / 4 is at most 1024",
     "rows_per_warpgroup": "BM = 64 * consumer_warpgroups",
     "takes_effect": "no switch is set that could do nothing",
+    "walks_in_pairs": "cluster = 2 needs persistent = 0 or 1",
+    "packs_columns": "a swizzle below 128 needs a head dim that fills fewer columns with it",
     "turns_end": "skip = 1 with pingpong = 1 and overlap = 1 needs stages >= 2",
     "rows_stay": "q_in_registers = 1 with overlap = 0 needs BN other than the head dim",
     "out_over_rows": "out_buffer = 0 needs a head dim of V no larger than that of Q",
@@ -46,7 +53,12 @@ def problem_text(problem: Problem, shapes: Iterable[Shape]) -> str:
     if problem.head_dim != problem.head_dim_v:
         dims = f"head dim {problem.head_dim} for Q and K, {problem.head_dim_v} for V and O"
     mask = "causal" if problem.causal else "not causal"
-    lines = [f"{variant_named(problem.variant).description}; {problem.dtype}; {dims}; {mask}."]
+    description = variant_named(problem.variant).description
+    if problem.phase is Phase.DECODE:
+        description = description.removesuffix(", prefill 192/128")
+    lines = [f"{description}; {problem.dtype}; {dims}; {mask}."]
+    if problem.phase is Phase.DECODE:
+        lines += _decode_lines(problem)
     served = [s for s in shapes if problem.serves(s)]
     if served:
         lines.append("Shapes (batch, query heads, K/V heads, query length, key length):")
@@ -54,6 +66,21 @@ def problem_text(problem: Problem, shapes: Iterable[Shape]) -> str:
             f"  {s.batch}, {s.heads}, {s.kv_heads}, {s.seqlen_q}, {s.seqlen_k}" for s in served
         ]
     return "\n".join(lines)
+
+
+def _decode_lines(problem: Problem) -> list[str]:
+    """What is different where a few queries meet a long cache."""
+    cache = f"in pages of {problem.page} keys" if problem.page else "in one piece"
+    lines = [
+        f"Decode: a few queries against a long cache {cache}, so memory is the limit. The query "
+        "heads of a K/V head are rows of one tile, the keys are split over blocks, and a second "
+        "kernel combines the parts."
+    ]
+    if problem.latent:
+        lines.append(
+            f"V is the first {problem.head_dim_v} columns of K, which is loaded once for both."
+        )
+    return lines
 
 
 def gpu_text(gpu: GpuSpec) -> str:
@@ -77,9 +104,8 @@ def space_text(space: Space) -> str:
 
 def rules_text(space: Space) -> str:
     """List what a legal configuration satisfies."""
-    hopper = "consumer_warpgroups" in space.names
-    lines = [_rule(c.name) for c in (HOPPER_CONSTRAINTS if hopper else CONSTRAINTS)]
-    if hopper:
+    lines = [_rule(c.name) for c in constraints_of(space.names)]
+    if "consumer_warpgroups" in space.names:
         lines += [text for name, text in _NEEDS.items() if name in space.names]
     return "\n".join(f"  {line}" for line in lines)
 

@@ -15,6 +15,8 @@ from llm_proposer.budget import Ledger
 from llm_proposer.client import MAX_REPLY_CHARS, Client, Kind, Prompt, Reply
 from llm_proposer.errors import NotConfigured, Pending, ProposerError
 from llm_proposer.redact import redacted
+from runs.errors import StoreError
+from runs.files import read_regular
 
 EXCHANGES = "exchanges.jsonl"
 
@@ -97,11 +99,16 @@ def _is_sound(e: Exchange) -> bool:
 
 
 def read_exchanges(path: Path) -> tuple[Exchange, ...]:
-    """Return the exchanges kept in a file, in order, without a torn line; none without a file."""
+    """Return the exchanges kept in a file, in order, without a torn line; none without a file.
+
+    Raises StoreError when it is there and cannot be read.
+    """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = read_regular(path).decode(errors="replace").split("\n")
     except (FileNotFoundError, IsADirectoryError):
         return ()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from None
     return tuple(e for line in lines if line and (e := from_line(line)) is not None)
 
 

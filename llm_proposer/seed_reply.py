@@ -24,10 +24,12 @@ _IGNORED = ("name", "id", "index", "rank", "confidence", "expected")
 _WORDS = {"true": 1, "on": 1, "yes": 1, "false": 0, "off": 0, "no": 0}
 
 #: What both kinds of kernel always do: saying so changes nothing, asking for more is refused.
-_ALWAYS = {"cluster": 1, "num_splits": 1, "pack_gqa": 0}
+_ALWAYS = {"num_splits": 1, "pack_gqa": 0}
 #: The same for Hopper's kernels, and for those with warp-level MMA.
-_HOPPER_ALWAYS = {"p_in_registers": 1, "q_in_registers": 0, "swizzle": 128, "epilogue_smem": 1}
-_SYNC_ALWAYS = {"consumer_warpgroups": 0, "pingpong": 0, "persistent": 0, "overlap": 0}
+_HOPPER_ALWAYS = {"p_in_registers": 1, "epilogue_smem": 1}
+_SYNC_ALWAYS = {
+    "consumer_warpgroups": 0, "pingpong": 0, "persistent": 0, "overlap": 0, "cluster": 1,
+}  # fmt: skip
 _EPILOGUES = {"direct": 0, "registers": 0, "register": 0, "smem": 1, "shared": 1, "tma": 1}
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from llm_proposer.decode_seeds import hopper_decode_rows, mma_decode_rows
 from space.constraints import violated
 from space.gpu import GpuSpec
 from space.params import Param, Point, Space
-from space.variant import Problem
+from space.variant import Phase, Problem
 
 #: What a seed says about the parameters that its row leaves out: the least risky choice.
 CONSERVATIVE = {
@@ -34,6 +35,7 @@ CONSERVATIVE = {
     "skip": 0,
     "late_wait": 0,
     "exp2_fma": 0,
+    "cluster": 1,
 }
 
 Row = Mapping[str, int]
@@ -151,6 +153,9 @@ HOPPER: dict[int, tuple[Row, ...]] = {
         _hopper(128, 48, 2, pingpong=1, out_buffer=0),
     ),
 }
+#: Which row is the first under a causal mask, where it is not the first: at head dim 64 turns and
+#: the late wait cost short triangular work more than they give, and a third stage is worth more.
+HOPPER_CAUSAL_FIRST = {64: 1}
 
 
 def seeds(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Point, ...]:
@@ -161,7 +166,7 @@ def seeds(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Point, ...]:
     """
     found: dict[str, Point] = {}
     for nth, row in enumerate(_rows(problem, gpu, space)):
-        if problem.causal and (nth or "overlap" in row):
+        if problem.causal and problem.phase is Phase.PREFILL and (nth or "overlap" in row):
             row = _for_causal(row)
         point = nearest_legal(problem, gpu, space, {**CONSERVATIVE, **row})
         if point is not None:
@@ -177,16 +182,24 @@ def _for_causal(row: Row) -> Row:
 
 
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:
+    if "column_warps" in space.names:
+        return mma_decode_rows(problem)
+    if "combine_groups" in space.names:
+        return hopper_decode_rows(problem)
     if "consumer_warpgroups" in space.names:
         table = HOPPER
     else:
         table = AMPERE if gpu.has_cp_async else TURING
     widest = max(problem.head_dim, problem.head_dim_v)
-    return table[next(limit for limit in table if widest <= limit)]
+    limit = next(limit for limit in table if widest <= limit)
+    first = HOPPER_CAUSAL_FIRST.get(limit, 0) if table is HOPPER and problem.causal else 0
+    rows = table[limit]
+    return (rows[first], *rows[:first], *rows[first + 1 :])
 
 
 #: What is given up to make a seed legal, in this order: cheap speed first, the tile last.
 _CONCESSIONS = (
+    "combine_groups",
     "blocks_per_sm",
     "epilogue_smem",
     "q_stages",
@@ -194,6 +207,7 @@ _CONCESSIONS = (
     "pingpong",
     "skip",
     "late_wait",
+    "cluster",
     "stages",
     "out_buffer",
     "q_in_registers",
@@ -202,6 +216,7 @@ _CONCESSIONS = (
     "overlap",
     "BM",
     "warps",
+    "column_warps",
     "consumer_warpgroups",
     "persistent",
     "swizzle",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from runs import codec
 from runs.errors import CodecError, StoreError
+from runs.files import read_regular
 from runs.record import Timing
 from space.params import Point
 from space.variant import Problem
@@ -46,7 +47,7 @@ class _File:
 def load(path: Path) -> tuple[Attestation, ...]:
     """Read the attestations; none when the file is absent. Raises StoreError when damaged."""
     try:
-        body = codec.parse(path.read_bytes().decode())
+        body = codec.parse(read_regular(path).decode())
         codec.check_schema(body.get("v") if isinstance(body, dict) else None)
         return codec.from_json(_File, body).attestations
     except FileNotFoundError:

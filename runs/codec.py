@@ -17,6 +17,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, Union
 
+from codegen.kernel import SplitRule
 from runs.errors import CodecError
 from runs.record import (
     Basis,
@@ -34,8 +35,19 @@ from runs.record import (
     TrialRecord,
 )
 from runs.safe import is_safe_name
+from runs.templates.description import SPLIT_RULE_MAX
+from runs.templates.lengths import MAX_SPLITS
 from space.constraints import Backend
-from space.variant import Problem, Shape, SpaceError, check_shape, variant_named
+from space.variant import (
+    DECODE_QUERIES_MAX,
+    PAGE_SIZES,
+    Phase,
+    Problem,
+    Shape,
+    SpaceError,
+    check_shape,
+    variant_named,
+)
 
 SCHEMA = 1
 MAX_INT = 2**63
@@ -56,6 +68,9 @@ EVENTS: dict[str, type[Any]] = {
 
 #: The `outcome` tag of each way that a trial may end.
 OUTCOMES: dict[str, type[Any]] = {"measured": Measured, "rejected": Rejected, "broken": Broken}
+
+#: Fields that say that something is of decoding; where it is not, they are not written.
+OF_DECODE = frozenset(("phase", "page", "splits", "if_split", "dependent"))
 
 
 def to_text(value: Any, indent: int | None = None) -> str:
@@ -96,7 +111,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        plain = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        plain = {
+            f.name: to_json(getattr(value, f.name))
+            for f in fields(value)
+            if not (f.name in OF_DECODE and getattr(value, f.name) == f.default)
+        }
         tag = next((t for t, kind in OUTCOMES.items() if type(value) is kind), None)
         return plain if tag is None else {"outcome": tag} | plain
     if isinstance(value, tuple):
@@ -250,6 +269,8 @@ def _check_timing(timing: Timing) -> str | None:
             f"median {timing.median_us} us is not inside its interval "
             f"{timing.low_us} to {timing.high_us} us"
         )
+    if not 1 <= timing.splits <= MAX_SPLITS:
+        return f"{timing.splits} splits; 1 to {MAX_SPLITS} are possible"
     return None if timing.samples >= 0 else f"{timing.samples} samples"
 
 
@@ -293,6 +314,14 @@ def _check_spec(spec: RunSpec) -> str | None:
         return f"backend {spec.backend!a} is not one of {', '.join(Backend)}"
     if spec.budget < 1:
         return f"budget {spec.budget} is not at least 1"
+    for shape in spec.shapes:
+        if (fault := _check_phase(spec.phase, spec.page, shape.latent)) is not None:
+            return fault
+        if spec.phase is Phase.DECODE and shape.seqlen_q > DECODE_QUERIES_MAX:
+            return (
+                f"shape {shape.key} has {shape.seqlen_q} queries; decoding has at most "
+                f"{DECODE_QUERIES_MAX}"
+            )
     return None if spec.shapes else "no shapes"
 
 
@@ -315,6 +344,23 @@ def _check_problem(problem: Problem) -> str | None:
         check_shape(Shape(1, 1, 1, 1, 1, problem.head_dim, problem.head_dim_v))
     except SpaceError as error:
         return str(error)
+    return _check_phase(problem.phase, problem.page, problem.latent)
+
+
+def _check_phase(phase: Phase, page: int, latent: bool) -> str | None:
+    if phase is Phase.PREFILL:
+        if page:
+            return f"a page size of {page}; only a cache that is decoded from is paged"
+        return "head dims 576 and 512 are decoded with, not prefilled" if latent else None
+    if page and page not in PAGE_SIZES:
+        return f"page size {page} is not one of {', '.join(str(n) for n in PAGE_SIZES)}"
+    return None
+
+
+def _check_split_rule(rule: SplitRule) -> str | None:
+    for name, limit in SPLIT_RULE_MAX.items():
+        if not 1 <= (value := getattr(rule, name)) <= limit:
+            return f"{name} is {value}; 1 to {limit} is possible"
     return None
 
 
@@ -329,6 +375,7 @@ def _check_shape(shape: Shape) -> str | None:
 _CHECKS: dict[type[Any], Callable[[Any], str | None]] = {
     Shape: _check_shape,
     Problem: _check_problem,
+    SplitRule: _check_split_rule,
     Timing: _check_timing,
     Measured: _check_measured,
     Rejected: _check_rejected,

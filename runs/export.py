@@ -14,15 +14,17 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from codegen.kernel import ArgKind
 from runs import codec
 from runs.errors import ExportError, StoreError
-from runs.files import private_folder, publish, write_synced
+from runs.files import private_folder, publish, read_regular, write_synced
 from runs.kernels import StoredKernel
 from runs.rebuild import kernel_of
 from runs.record import (
@@ -36,10 +38,12 @@ from runs.record import (
     TrialRecord,
 )
 from runs.store import Replay, RunStore
+from runs.templates import manifest as manifests
 from space.gpu import gpu_named
-from space.variant import Shape, flops
+from space.variant import Phase, Problem, Shape, flops
 
-FORMAT, VERSION = "tltune-export", 1
+#: a folder with kernels that decode says so; one without is what version 1 was
+FORMAT, VERSION, DECODE_VERSION = "tltune-export", 1, 2
 TEMPLATES = Path(__file__).parent / "templates"
 #: template -> its name in the exported package
 FILES = {
@@ -47,14 +51,24 @@ FILES = {
     "attention.py": "attention.py",
     "cache.py": "cache.py",
     "checks.py": "checks.py",
+    "choice.py": "choice.py",
     "description.py": "description.py",
     "launch.py": "launch.py",
     "lengths.py": "lengths.py",
     "tensor_map.py": "tensor_map.py",
     "manifest.py": "manifest.py",
+    "workspace.py": "workspace.py",
 }
 PASSED = ("Q", "K", "V")  #: what `attention` gives to a kernel
 SCALARS = ("scale",)
+
+
+class Checked(StrEnum):
+    """How much of a kernel's output on a shape was compared with the right one."""
+
+    WHOLE = "every element"
+    SAMPLE = "a sample"
+    INTERPRETER = "none: no device ran it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,7 @@ class Winner:
     shape: Shape
     record: TrialRecord
     timing: Timing
-    #: whether the time comes from the final, interleaved timing
+    #: whether the time comes from the final, interleaved timing, which checks every element
     final: bool
     peers: tuple[Finalist, ...]
 
@@ -113,7 +127,9 @@ def winners_of(store: RunStore, replay: Replay) -> list[Winner]:
             record = records.get(-1 if final.trial is None else final.trial)
             if record is None or not isinstance(record.outcome, Measured):
                 raise StoreError(f"{store.path}: {final.name} was chosen but is no right trial")
-            found.append(Winner(store, shape, record, final.timing, True, peers))
+            # where no final timing could be had, its place is taken by the search's own times
+            timed = final.timing not in record.outcome.timings
+            found.append(Winner(store, shape, record, final.timing, timed, peers))
         elif (best := history.best(shape)) is not None:
             found.append(Winner(store, shape, best[0], best[1], False, peers))
     return found
@@ -138,10 +154,14 @@ def _refuse_mixed(stores: Sequence[RunStore]) -> None:
 
 
 def _best(winners: Sequence[Winner]) -> list[Winner]:
-    """Keep one winner of each shape, dtype and GPU: measured before predicted, then faster."""
-    kept: dict[tuple[Shape, str, str], Winner] = {}
+    """Keep one winner of each shape, dtype, phase, page size and GPU.
+
+    Measured before predicted, then faster.
+    """
+    kept: dict[tuple[Shape, str, str, int, str], Winner] = {}
     for w in winners:
-        key = (w.shape, w.record.problem.dtype, w.store.spec.gpu)
+        problem = w.record.problem
+        key = (w.shape, problem.dtype, problem.phase, problem.page, w.store.spec.gpu)
         if key not in kept or _rank(w) < _rank(kept[key]):
             kept[key] = w
     return list(kept.values())
@@ -171,28 +191,34 @@ def _manifest(
             kernels[name] = stored
         shapes.append(_shape_entry(w, name))
     gpus = dict.fromkeys(store.spec.gpu for store, _ in replays)
-    return {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": DECODE_VERSION if any(_decodes(w.record.problem) for w in winners) else VERSION,
         "gpus": {g: {"title": gpu_named(g).title, "arch": gpu_named(g).arch} for g in gpus},
         "kernels": entries,
         "shapes": shapes,
         "runs": [_run_entry(store.spec, replay.notes) for store, replay in replays],
     }
+    return manifest | {"sha256": manifests.digest_of(manifest)}
+
+
+def _decodes(problem: Problem) -> bool:
+    return problem.phase is Phase.DECODE
 
 
 def _shape_entry(w: Winner, kernel: str) -> dict[str, Any]:
     assert isinstance(w.record.outcome, Measured)
-    us = w.timing.median_us
-    return {
+    us, problem = w.timing.median_us, w.record.problem
+    entry = {
         **codec.to_json(w.shape),
-        "dtype": w.record.problem.dtype.value,
+        "dtype": problem.dtype.value,
         "gpu": w.store.spec.gpu,
         "kernel": kernel,
         "run": w.store.spec.run_id,
         "trial": w.record.index,
         "basis": w.timing.basis.value,
         "timed": "final" if w.final else "search",
+        "checked": _checked(w).value,
         "median_us": us,
         "low_us": w.timing.low_us,
         "high_us": w.timing.high_us,
@@ -201,13 +227,39 @@ def _shape_entry(w: Winner, kernel: str) -> dict[str, Any]:
         "error_ratio": w.record.outcome.error_ratio,
         "peers_us": {f.name: f.timing.median_us for f in w.peers},
     }
+    if _decodes(problem):
+        entry |= {"phase": problem.phase.value, "page": problem.page, "splits": w.timing.splits}
+    return entry
+
+
+def _checked(w: Winner) -> Checked:
+    if w.timing.basis is Basis.PREDICTED:
+        return Checked.INTERPRETER
+    return Checked.WHOLE if w.final else Checked.SAMPLE
+
+
+def remarks(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a line for each kind of check that some shapes of an export lack."""
+    counts = Counter(s["checked"] for s in manifest["shapes"])
+    found = []
+    if count := counts[Checked.SAMPLE]:
+        found.append(
+            f"{count} of these shapes come from a run without its final checks: a sample of their "
+            "outputs was compared; tune verify looks at every element"
+        )
+    if count := counts[Checked.INTERPRETER]:
+        found.append(
+            f"{count} of these shapes are predicted: no device has run their kernels; "
+            "tune verify does, where the card is"
+        )
+    return tuple(found)
 
 
 def _kernel_entry(name: str, w: Winner, stored: StoredKernel) -> dict[str, Any]:
     source, cubin = stored.source, stored.cubin
     _check_callable(w, stored)
     reference = w.store.spec.reference
-    return {
+    entry = {
         "variant": w.record.problem.variant,
         **({} if reference is None else {"computes": _function_entry(reference)}),
         "sketch": w.record.sketch,
@@ -222,6 +274,9 @@ def _kernel_entry(name: str, w: Winner, stored: StoredKernel) -> dict[str, Any]:
         "workspaces": codec.to_json(source.workspaces),
         "resources": codec.to_json(cubin.resources),
     }
+    if source.splits is not None:
+        entry["splits"] = codec.to_json(source.splits)
+    return entry
 
 
 def _function_entry(reference: Reference) -> dict[str, Any]:
@@ -255,6 +310,8 @@ def _check_callable(w: Winner, stored: StoredKernel) -> None:
         raise ExportError(f"{who} reads tensor {extra[0]!r}; attention(q, k, v) has none")
     if outputs != ["O"]:
         raise ExportError(f"{who} writes {', '.join(outputs)}; attention returns O alone")
+    if _decodes(w.record.problem) and stored.source.splits is None:
+        raise ExportError(f"{who} decodes, and its kernel does not say how to split the keys")
     for launch in stored.source.launches:
         for arg in launch.args:
             if arg.kind is ArgKind.FLOAT and arg.name not in SCALARS:
@@ -287,7 +344,7 @@ def _refuse_foreign(out: Path) -> None:
 
 def _is_export(folder: Path) -> bool:
     try:
-        head = json.loads((folder / "manifest.json").read_bytes())
+        head = json.loads(read_regular(folder / "manifest.json"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(head, dict) and head.get("format") == FORMAT

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,21 @@ def safe_name(name: str, what: str) -> str:
     if not is_safe_name(name):
         raise StoreError(f"{what} {name!r} cannot be a file name: letters, digits, . _ - only")
     return name
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a file. Raises OSError, also for a pipe or a device, which would be waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -6,10 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.kernel import Cubin, KernelSource, Launch, Resources, Workspace
+from codegen.kernel import Cubin, KernelSource, Launch, Resources, SplitRule, Workspace
 from runs import codec
 from runs.errors import CodecError, StoreError
-from runs.files import private_folder, publish, write_synced
+from runs.files import private_folder, publish, read_regular, write_synced
 
 SOURCE, IMAGE, LOG, ABOUT = "source.cu", "image.cubin", "log.txt", "kernel.json"
 
@@ -38,6 +38,7 @@ class _About:
     compile_s: float
     nvrtc_version: str
     image_sha256: str
+    splits: SplitRule | None = None
 
 
 def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
@@ -50,7 +51,7 @@ def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
     about = _About(
         codec.SCHEMA, source.arch, source.launches, source.tensors, source.workspaces,
         source.digest, cubin.arch, cubin.key, cubin.resources, cubin.compile_s,
-        cubin.nvrtc_version, hashlib.sha256(cubin.image).hexdigest(),
+        cubin.nvrtc_version, hashlib.sha256(cubin.image).hexdigest(), source.splits,
     )  # fmt: skip
     try:
         with private_folder(folder.parent) as private:
@@ -66,12 +67,12 @@ def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
 def read_kernel(folder: Path) -> StoredKernel:
     """Read a kernel back. Raises StoreError when it is absent or not what was written."""
     try:
-        body = codec.parse((folder / ABOUT).read_bytes().decode())
+        body = codec.parse(read_regular(folder / ABOUT).decode())
         codec.check_schema(body.get("v") if isinstance(body, dict) else None)
         about = codec.from_json(_About, body)
-        text = (folder / SOURCE).read_bytes().decode()
-        image = (folder / IMAGE).read_bytes()
-        log = (folder / LOG).read_bytes().decode()
+        text = read_regular(folder / SOURCE).decode()
+        image = read_regular(folder / IMAGE)
+        log = read_regular(folder / LOG).decode()
     except OSError as error:
         raise StoreError(f"cannot read kernel {folder}: {error.strerror}") from None
     except (CodecError, UnicodeDecodeError) as error:
@@ -80,7 +81,9 @@ def read_kernel(folder: Path) -> StoredKernel:
         raise StoreError(f"{folder / ABOUT} is damaged: it describes kernel {about.key[:80]!a}")
     if hashlib.sha256(image).hexdigest() != about.image_sha256:
         raise StoreError(f"{folder / IMAGE} is damaged: it is not the code that was judged")
-    source = KernelSource(text, about.source_arch, about.launches, about.tensors, about.workspaces)
+    source = KernelSource(
+        text, about.source_arch, about.launches, about.tensors, about.workspaces, about.splits
+    )
     if source.digest != about.source_digest:
         raise StoreError(f"{folder / SOURCE} is damaged: it is not the text that was compiled")
     cubin = Cubin(

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from codegen.kernel import Resources
 from space.params import Point
-from space.variant import DType, Problem, Shape
+from space.variant import DType, Phase, Problem, Shape
 
 
 class TrialClass(StrEnum):
@@ -63,6 +63,8 @@ class Timing:
     high_us: float
     samples: int
     basis: Basis
+    #: how many splits of the keys a decode kernel ran with on this shape
+    splits: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,9 @@ class RunSpec:
     arm: str = ""
     #: what kernels are checked against; plain attention for None
     reference: Reference | None = None
+    phase: Phase = Phase.PREFILL
+    #: keys in a page of the cache of a decode run, 0 for a cache in one piece
+    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ class _Run:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        return problems_of(self.spec.variant, self.spec.dtype, self.spec.shapes)
+        s = self.spec
+        return problems_of(s.variant, s.dtype, s.shapes, s.phase, s.page)
 
 
 def report(store: RunStore, talks: Sequence[Talk] = ()) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+MAX_NAME = 128  #: characters
+
+_SAFE_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 
 def is_safe_name(name: str) -> bool:

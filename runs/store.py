@@ -20,7 +20,14 @@ from typing import Any
 from codegen.kernel import Cubin, KernelSource
 from runs import codec
 from runs.errors import CodecError, StoreError
-from runs.files import append_synced, private_folder, publish, safe_name, write_synced
+from runs.files import (
+    append_synced,
+    private_folder,
+    publish,
+    read_regular,
+    safe_name,
+    write_synced,
+)
 from runs.kernels import StoredKernel, read_kernel, write_kernel
 from runs.record import (
     REJECTED_IN_FINAL,
@@ -105,6 +112,9 @@ class RunStore:
         Raises StoreError when `root` cannot be written, CodecError when `spec` is not valid.
         """
         safe_name(spec.run_id, "run id")
+        for name, _ in spec.sketches:
+            safe_name(name, "sketch name")
+        codec.from_json(RunSpec, codec.to_json(spec))  # what could not be read back is not begun
         lock: int | None = None
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -113,8 +123,7 @@ class RunStore:
                 (private / KERNELS).mkdir()
                 (private / SKETCHES).mkdir()
                 for name, text in spec.sketches:
-                    file = f"{safe_name(name, 'sketch name')}.tl"
-                    write_synced(private / SKETCHES / file, text.encode())
+                    write_synced(private / SKETCHES / f"{name}.tl", text.encode())
                 write_synced(private / JOURNAL, b"")
                 number, named = 1, spec
                 while not _publish_as(private, root, named):
@@ -140,6 +149,9 @@ class RunStore:
             for name in (JOURNAL, LOCK, SKETCHES, KERNELS, "export", "exchanges.jsonl"):
                 if (path / name).is_symlink():  # what is written must stay in the folder
                     raise StoreError(f"{path / name} is a link; a run is not written through one")
+                there = path / name
+                if there.exists() and not (there.is_file() or there.is_dir()):
+                    raise StoreError(f"{there} is no regular file; a run is not written to one")
         store = cls(path, spec, _lock(path) if write else None)
         if write:
             try:
@@ -215,7 +227,7 @@ class RunStore:
 
     def _lines(self) -> list[bytes]:
         try:
-            data = (self.path / JOURNAL).read_bytes()
+            data = read_regular(self.path / JOURNAL)
         except OSError as error:
             raise StoreError(f"cannot read {self.path / JOURNAL}: {error.strerror}") from None
         *whole, tail = data.split(b"\n")
@@ -245,7 +257,6 @@ def _is_torn(line: bytes) -> bool:
 def _publish_as(private: Path, root: Path, spec: RunSpec) -> bool:
     """Write the specification and give the folder its name; False when the name is taken."""
     body = {"v": codec.SCHEMA, "spec": codec.to_json(spec)}
-    codec.from_json(RunSpec, body["spec"])  # what could not be read back is not written
     (private / SPEC).unlink(missing_ok=True)
     write_synced(private / SPEC, codec.to_text(body).encode() + b"\n")
     return publish(private, root / spec.run_id)
@@ -253,7 +264,7 @@ def _publish_as(private: Path, root: Path, spec: RunSpec) -> bool:
 
 def _read_spec(path: Path) -> RunSpec:
     try:
-        body = codec.parse((path / SPEC).read_bytes().decode())
+        body = codec.parse(read_regular(path / SPEC).decode())
         if not isinstance(body, dict) or set(body) != {"v", "spec"}:
             raise CodecError("v and spec are wanted")
         codec.check_schema(body["v"])

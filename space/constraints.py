@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from space.constraint import Constraint
+from space.decode import DECODE_CONSTRAINTS, decode_registers, decode_smem_bytes, decode_space
+from space.decode_mma import (
+    DECODE_MMA_CONSTRAINTS,
+    is_decode_mma,
+    mma_decode_registers,
+    mma_decode_smem_bytes,
+    mma_decode_space,
+)
 from space.gpu import GpuSpec
 from space.hopper import HOPPER_CONSTRAINTS, hopper_smem_bytes, hopper_space
 from space.params import Param, Point, Space
-from space.variant import Problem, SpaceError
-
-WARP = 32
-MMA_M = 16  #: rows of a warp-level MMA atom
-CHUNK_BYTES = 16  #: what one lane of cp.async or ldmatrix moves
+from space.tiles import CHUNK_BYTES, MMA_M, WARP, row_pitch_bytes
+from space.variant import Phase, Problem, SpaceError
 
 #: Parameters of the back ends with warp-level MMA: sm_75, sm_80, sm_89, and their code on sm_90a.
 MMA_SYNC_PARAMS = (
@@ -51,7 +56,9 @@ def space_for(problem: Problem, gpu: GpuSpec, backend: Backend = Backend.AUTO) -
     if backend is Backend.WGMMA and gpu.sm != 90:
         raise SpaceError(f"{gpu.name} (sm_{gpu.sm}) has no wgmma; use --backend mma_sync")
     if backend is not Backend.MMA_SYNC and gpu.sm == 90:
-        return hopper_space(problem)
+        return decode_space(problem) if problem.phase is Phase.DECODE else hopper_space(problem)
+    if problem.phase is Phase.DECODE:
+        return mma_decode_space(problem, gpu)
     params = []
     for p in MMA_SYNC_PARAMS:
         choices = p.choices
@@ -68,25 +75,22 @@ def space_for(problem: Problem, gpu: GpuSpec, backend: Backend = Backend.AUTO) -
     return Space(tuple(params))
 
 
-def row_pitch_bytes(columns: int, swizzle: int) -> int:
-    """Bytes from one row of a 16-bit shared-memory tile to the next.
-
-    A swizzled row is exactly its columns. A padded row is an odd number of 16-byte chunks, so
-    that eight consecutive rows start in eight different bank groups.
-    """
-    chunks = columns * 2 // CHUNK_BYTES
-    if swizzle == 0 and chunks % 2 == 0:
-        chunks += 1
-    return chunks * CHUNK_BYTES
-
-
 def is_hopper(point: Point) -> bool:
     """Whether a point is one of the Hopper back end."""
     return point.get("consumer_warpgroups", 0) > 0
 
 
+def is_decode_hopper(point: Point) -> bool:
+    """Whether a point is one of the Hopper back end's decode kernels."""
+    return is_hopper(point) and point.get("combine_groups", 0) > 0
+
+
 def smem_bytes(problem: Problem, point: Point) -> int:
     """Exact dynamic shared memory of the forward kernel at `point`; the plan's map agrees."""
+    if is_decode_mma(point):
+        return mma_decode_smem_bytes(problem, point)
+    if is_decode_hopper(point):
+        return decode_smem_bytes(problem, point)
     if is_hopper(point):
         return hopper_smem_bytes(problem.head_dim, problem.head_dim_v, point)
     swizzle, stages = point["swizzle"], point["stages"]
@@ -103,6 +107,10 @@ def smem_bytes(problem: Problem, point: Point) -> int:
 
 def register_estimate(problem: Problem, point: Point) -> int:
     """Estimated registers a thread needs: accumulators, Q fragments and addressing."""
+    if is_decode_mma(point):
+        return mma_decode_registers(problem, point)
+    if is_decode_hopper(point):
+        return decode_registers(problem, point)
     tiles_m = point["BM"] // point["warps"] // MMA_M
     o = tiles_m * problem.head_dim_v // 2
     s = tiles_m * point["BN"] // 2
@@ -164,9 +172,16 @@ CONSTRAINTS = (
 )
 
 
+def constraints_of(names: tuple[str, ...]) -> tuple[Constraint, ...]:
+    """Return the predicates of the back end and phase whose parameters are called `names`."""
+    if "consumer_warpgroups" in names:
+        return DECODE_CONSTRAINTS if "combine_groups" in names else HOPPER_CONSTRAINTS
+    return DECODE_MMA_CONSTRAINTS if "column_warps" in names else CONSTRAINTS
+
+
 def violated(problem: Problem, point: Point, gpu: GpuSpec) -> tuple[str, str] | None:
     """Return (name, reason) of the first constraint that `point` breaks, or None when legal."""
-    for c in HOPPER_CONSTRAINTS if is_hopper(point) else CONSTRAINTS:
+    for c in constraints_of(tuple(name for name, _ in point.items)):
         if (reason := c.reason(problem, point, gpu)) is not None:
             return c.name, reason
     return None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from space.constraint import Constraint
 from space.gpu import GpuSpec
-from space.hopper import MMA_STEP, REGISTERS_BY_ROLE, ROW_BYTES, WARPGROUP_ROWS, panels
+from space.hopper import MMA_STEP, REGISTERS_BY_ROLE, WARPGROUP_ROWS
 from space.params import Param, Point, Space
 from space.variant import Problem
 
+PANEL_COLUMNS, ROW_BYTES = 64, 128  #: of a panel of a tile, with 128-byte swizzle
 BARRIER_BYTES = 8
 PRODUCER_THREADS = 32
 BLOCK_THREADS_MAX = 1024
@@ -32,13 +33,20 @@ DECODE_PARAMS = (
     Param("integer_max", (0, 1), "maxima of three by integer comparison"),
     Param("split_blocks", (1, 2, 3, 4), "blocks for each SM that the splits of the keys aim at"),
     Param("min_split_tiles", (1, 2, 4), "fewest key tiles of a split"),
+    Param("combine_early", (0, 1), "splits' combination is scheduled before results are stored"),
     Param("combine_groups", (1, 4, 8, 16), "groups of threads that share the splits of a row"),
 )
 
 
 def decode_space(problem: Problem) -> Space:
     """Return the search space of a decode problem on the Hopper back end."""
-    return Space(DECODE_PARAMS)
+    shared = {"consumer_warpgroups": (2 if problem.latent else 1,)}
+    return Space(DECODE_PARAMS).restrict(shared)
+
+
+def panels(columns: int) -> int:
+    """Panels of 64 columns that hold `columns`."""
+    return -(-columns // PANEL_COLUMNS)
 
 
 def exchange_bytes(keys: int) -> int:
@@ -120,7 +128,8 @@ def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     return None
 
 
-def _fits_combine(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+def fits_combine(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    """Return why the threads that combine a row do not fit a block, or None."""
     threads = point["combine_groups"] * problem.head_dim_v // COMBINE_WIDTH
     if point["combine_groups"] > 1 and threads > BLOCK_THREADS_MAX:
         return f"{threads} threads would combine a row, {BLOCK_THREADS_MAX} fit a block"
@@ -133,5 +142,5 @@ DECODE_CONSTRAINTS = (
     Constraint("tiles_of_pages", _tiles_of_pages),
     Constraint("fits_smem", _fits_smem),
     Constraint("fits_registers", _fits_registers),
-    Constraint("fits_combine", _fits_combine),
+    Constraint("fits_combine", fits_combine),
 )

@@ -9,8 +9,8 @@ from space.variant import Problem
 
 WARPGROUP_ROWS = 64  #: rows of one wgmma, and of one consumer warpgroup
 MMA_STEP = 16  #: head dim columns that one wgmma multiplies
-PANEL_COLUMNS = 64  #: columns of a 128-byte swizzled row
-ROW_BYTES = 128
+ELEMENT_BYTES = 2
+SWIZZLES = (128, 64, 32)  #: bytes of a panel's row: what TMA and wgmma know
 TILE_BARRIERS = 4  #: two slots of the tile scheduler, full and empty
 TILE_SLOT_BYTES = 8
 
@@ -19,6 +19,8 @@ TILE_SLOT_BYTES = 8
 REGISTERS_BY_ROLE = {1: (240, 24), 2: (240, 24), 3: (160, 32), 4: (112, 32)}
 #: with the dynamic scheduler the producer has more to hold
 REGISTERS_DYNAMIC = {**REGISTERS_BY_ROLE, 2: (232, 40)}
+#: of a cluster too: with fewer ptxas spills in the producer's loop
+REGISTERS_CLUSTER = {**REGISTERS_DYNAMIC, 1: (240, 40)}
 #: registers beside the accumulators and P; with fewer left ptxas serialises the products
 SPARE_REGISTERS = 28
 
@@ -40,44 +42,62 @@ HOPPER_PARAMS = (
     Param("head_group", (0, 1, 2, 4, 8, 16, 32), "heads walked together, for the L2; 0 = all"),
     Param("skip", (0, 1), "a warpgroup passes over key tiles that none of its rows sees"),
     Param("causal_longest_first", (1, 0), "row blocks with most keys start first"),
+    Param("swizzle", SWIZZLES, "bytes of a row of the panels in which tiles lie in shared memory"),
+    Param("cluster", (1, 2), "blocks on neighbouring rows that load each K and V tile together"),
 )
 
 
 def hopper_space(problem: Problem) -> Space:
     """Return the search space of `problem` on the Hopper back end."""
     only_causal = ("skip", "causal_longest_first")
-    return Space(
-        tuple(
-            Param(p.name, (0,), p.meaning) if p.name in only_causal and not problem.causal else p
-            for p in HOPPER_PARAMS
-        )
-    )
+    offered = []
+    for p in HOPPER_PARAMS:
+        choices = p.choices
+        if p.name in only_causal and not problem.causal:
+            choices = (0,)
+        if p.name == "swizzle":
+            choices = tuple(c for c in choices if _packs(problem, c))
+        offered.append(Param(p.name, choices, p.meaning))
+    return Space(tuple(offered))
 
 
-def panels(columns: int) -> int:
-    """Panels of 64 columns that hold `columns`."""
-    return -(-columns // PANEL_COLUMNS)
+def padded(columns: int, swizzle: int) -> int:
+    """Columns of shared memory that a tile of `columns` takes: whole panels, the rest is zero."""
+    panel = swizzle // ELEMENT_BYTES
+    return -(-columns // panel) * panel
+
+
+def _packs(problem: Problem, swizzle: int) -> bool:
+    """Whether tiles take less shared memory than with the next wider swizzle; 128 always does."""
+    if swizzle == SWIZZLES[0]:
+        return True
+    dims = (problem.head_dim, problem.head_dim_v)
+    return any(padded(d, swizzle) < padded(d, 2 * swizzle) for d in dims)
 
 
 def hopper_smem_bytes(head_dim: int, head_dim_v: int, point: Point) -> int:
     """Exact dynamic shared memory: Q, the K and V rings, O's buffer if it has one, barriers."""
     rows, stages, row_stages = point["BM"], point["stages"], point.get("q_stages", 1)
-    q = row_stages * rows * panels(head_dim) * ROW_BYTES
-    kv = stages * point["BN"] * (panels(head_dim) + panels(head_dim_v)) * ROW_BYTES
-    o = rows * panels(head_dim_v) * ROW_BYTES if point.get("out_buffer", 1) == 1 else 0
+    swizzle = point.get("swizzle", SWIZZLES[0])
+    row, row_v = (padded(d, swizzle) * ELEMENT_BYTES for d in (head_dim, head_dim_v))
+    q = row_stages * rows * row
+    kv = stages * point["BN"] * (row + row_v)
+    o = rows * row_v if point.get("out_buffer", 1) == 1 else 0
     barriers = 8 * (2 * (row_stages + 2 * stages) + TILE_BARRIERS)
     return q + kv + o + barriers + TILE_SLOT_BYTES
 
 
-def registers_by_role(consumers: int, scheduler: int) -> tuple[int, int]:
+def registers_by_role(consumers: int, scheduler: int, cluster: int = 1) -> tuple[int, int]:
     """Registers of a (consumer, producer) thread."""
+    if cluster > 1:
+        return REGISTERS_CLUSTER[consumers]
     return (REGISTERS_DYNAMIC if scheduler == 2 else REGISTERS_BY_ROLE)[consumers]
 
 
 def accumulator_registers(head_dim: int, head_dim_v: int, point: Point) -> int:
     """Registers a consumer thread needs for O, S, P and, by choice, Q."""
     p = point["BN"] // 4 if point["overlap"] else 0  # else P takes the place of S
-    q = panels(head_dim) * PANEL_COLUMNS // 4 if point.get("q_in_registers", 0) else 0
+    q = padded(head_dim, SWIZZLES[0]) // 4 if point.get("q_in_registers", 0) else 0
     return head_dim_v // 2 + point["BN"] // 2 + p + q
 
 
@@ -97,7 +117,7 @@ def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 
 def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     consumers = point["consumer_warpgroups"]
-    there, _ = registers_by_role(consumers, point["persistent"])
+    there, _ = registers_by_role(consumers, point["persistent"], point.get("cluster", 1))
     wanted = accumulator_registers(problem.head_dim, problem.head_dim_v, point) + SPARE_REGISTERS
     if wanted > there:
         return f"about {wanted} registers a thread wanted, {there} with {consumers} warpgroups"
@@ -119,6 +139,23 @@ def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
         return "integer_max needs a rescale threshold"
     if point["q_stages"] > 1 and not point["persistent"]:
         return "a second Q stage is for persistent blocks"
+    return None
+
+
+def _packs_columns(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    swizzle = point.get("swizzle", SWIZZLES[0])
+    if not _packs(problem, swizzle):
+        return (
+            f"swizzle={swizzle} pads head dims {problem.head_dim} and {problem.head_dim_v} to as "
+            f"many columns as {2 * swizzle}"
+        )
+    return None
+
+
+def _walks_in_pairs(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
+    """A ticket is drawn by one block; its cluster must take the same tile of keys and rows."""
+    if point.get("cluster", 1) > 1 and point["persistent"] == 2:
+        return "blocks of a cluster take their tiles together: persistent 0 or 1, not tickets"
     return None
 
 
@@ -144,9 +181,11 @@ def _rows_stay(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 HOPPER_CONSTRAINTS = (
     Constraint("rows_per_warpgroup", _rows_per_warpgroup),
     Constraint("takes_effect", _takes_effect),
+    Constraint("packs_columns", _packs_columns),
     Constraint("turns_end", _turns_end),
     Constraint("rows_stay", _rows_stay),
     Constraint("out_over_rows", _out_over_rows),
     Constraint("fits_smem", _fits_smem),
     Constraint("fits_registers", _fits_registers),
+    Constraint("walks_in_pairs", _walks_in_pairs),
 )

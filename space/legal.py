@@ -11,7 +11,7 @@ from space.constraints import Census, violated
 from space.gpu import GpuSpec
 from space.hopper import WARPGROUP_ROWS
 from space.params import Point, Space
-from space.variant import DType, Problem
+from space.variant import DType, Phase, Problem
 
 #: The parameters that some constraint reads; the others are legal at every choice.
 DECISIVE = frozenset(
@@ -19,6 +19,7 @@ DECISIVE = frozenset(
         "BM",
         "BN",
         "warps",
+        "column_warps",
         "stages",
         "swizzle",
         "q_in_registers",
@@ -35,8 +36,15 @@ DECISIVE = frozenset(
         "integer_max",
         "rescale_threshold",
         "persistent",
+        "combine_groups",
+        "cluster",
     }
 )
+
+
+#: The parameter whose further choices only forbid more, by the last constraints: what is illegal at
+#: its first choice is so, for the same reason, at all.
+ASKED_LAST = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class LegalPoints:
         if point in self:
             return point
         values = point.as_dict()
-        if "consumer_warpgroups" in values:  # follows from BM: a draw need not guess both right
+        if "consumer_warpgroups" in values and "split_blocks" not in values:
+            # follows from BM in prefill: a draw need not guess both right
             values["consumer_warpgroups"] = values["BM"] // WARPGROUP_ROWS
             if (mended := self._point(values)) in self:
                 return mended
@@ -86,32 +95,41 @@ class LegalPoints:
 def legal_points(problem: Problem, gpu: GpuSpec, space: Space) -> LegalPoints:
     """Judge every choice of the decisive parameters once, and count the points by verdict."""
     rest = _fillings(space).size()
-    cores, pruned = _judged(problem.head_dim, problem.head_dim_v, _limits(gpu), _decisive(space))
+    cores, pruned = _judged(
+        problem.head_dim, problem.head_dim_v, problem.phase, problem.page, _limits(gpu),
+        _decisive(space),
+    )  # fmt: skip
     counts = tuple((name, n * rest) for name, n in pruned)
     return LegalPoints(problem, gpu, space, cores, Census(len(cores) * rest, space.size(), counts))
 
 
 @functools.lru_cache(maxsize=64)
 def _judged(
-    head_dim: int, head_dim_v: int, gpu: GpuSpec, decisive: Space
+    head_dim: int, head_dim_v: int, phase: Phase, page: int, gpu: GpuSpec, decisive: Space
 ) -> tuple[tuple[Point, ...], tuple[tuple[str, int], ...]]:
     """Return the legal points of the decisive parameters and counts of the others by reason.
 
     Legality follows from head dims, tiles and the card's limits; variant, mask, which 16-bit type
     and the card's rates do not matter.
     """
-    problem = Problem("", DType.FP16, head_dim, head_dim_v, False)
+    problem = Problem("", DType.FP16, head_dim, head_dim_v, False, phase, page)
     cores = []
     pruned: dict[str, int] = {}
-    parts = _parts(decisive)
-    if (torn := decisive.size() - sum(p.size() for p in parts)) > 0:
-        pruned["rows_per_warpgroup"] = torn
+    first, further = _asked_last(decisive)
+    parts = _parts(first)
+    if (torn := first.size() - sum(p.size() for p in parts)) > 0:
+        pruned["rows_per_warpgroup"] = torn * (1 + len(further))
     for core in (core for part in parts for core in part.points()):
         found = violated(problem, core, gpu)
-        if found is None:
-            cores.append(core)
-        else:
-            pruned[found[0]] = pruned.get(found[0], 0) + 1
+        if found is not None:
+            pruned[found[0]] = pruned.get(found[0], 0) + 1 + len(further)
+            continue
+        cores.append(core)
+        for other in (core.replace(**{ASKED_LAST: choice}) for choice in further):
+            if (found := violated(problem, other, gpu)) is None:
+                cores.append(other)
+            else:
+                pruned[found[0]] = pruned.get(found[0], 0) + 1
     return tuple(cores), tuple(pruned.items())
 
 
@@ -123,12 +141,20 @@ def _limits(gpu: GpuSpec) -> GpuSpec:
     )  # fmt: skip
 
 
+def _asked_last(space: Space) -> tuple[Space, tuple[int, ...]]:
+    """Split a space into that of the first choice of ASKED_LAST and the further choices."""
+    if ASKED_LAST not in space.names:
+        return space, ()
+    first, *further = space.param(ASKED_LAST).choices
+    return space.restrict({ASKED_LAST: (first,)}), tuple(further)
+
+
 def _parts(space: Space) -> tuple[Space, ...]:
     """Split a Hopper space by its rows, each with the warpgroups that follow from them.
 
     What is left out breaks `rows_per_warpgroup`, the constraint that is asked first.
     """
-    if "consumer_warpgroups" not in space.names:
+    if "consumer_warpgroups" not in space.names or "combine_groups" in space.names:
         return (space,)
     offered = space.param("consumer_warpgroups").choices
     return tuple(

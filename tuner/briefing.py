@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from runs.record import Basis, RunSpec
 from space.gpu import KIB, GpuSpec
-from space.variant import Shape, variant_named
+from space.variant import Phase, Shape, variant_named
 from tuner.lanes import Lane
 
 
@@ -35,7 +35,7 @@ def briefing_of(spec: RunSpec, gpu: GpuSpec, lanes: Sequence[Lane], run: str) ->
     """Gather what a reader needs to judge the run by."""
     causal = any(s.causal for s in spec.shapes)
     lines = [
-        ("variant", f"{spec.variant}: {variant_named(spec.variant).description}, prefill"),
+        ("variant", _variant(spec)),
         ("card", card(gpu)),
         ("limits", limits(gpu)),
         ("dtype", f"{spec.dtype}, sums in f32"),
@@ -58,6 +58,14 @@ def briefing_of(spec: RunSpec, gpu: GpuSpec, lanes: Sequence[Lane], run: str) ->
         for lane in lanes
     )
     return Briefing(run, tuple(lines), spaces)
+
+
+def _variant(spec: RunSpec) -> str:
+    said = variant_named(spec.variant).description
+    if spec.phase is Phase.PREFILL:
+        return f"{spec.variant}: {said}, prefill"
+    cache = f"pages of {spec.page} keys" if spec.page else "a cache in one piece"
+    return f"{spec.variant}: {said.removesuffix(', prefill 192/128')}, decode from {cache}"
 
 
 def card(gpu: GpuSpec) -> str:
@@ -86,8 +94,9 @@ def _shapes(shapes: Sequence[Shape]) -> str:
 
 
 def _scales(shapes: Sequence[Shape]) -> str:
-    dims = sorted({s.head_dim for s in shapes})
-    return "1/sqrt(D) of the true head dim: " + ", ".join(f"D={d} {d**-0.5:.6g}" for d in dims)
+    scales = {s.head_dim: s.default_scale for s in shapes}
+    of = "of the head dim before absorption" if shapes[0].latent else "of the true head dim"
+    return f"1/sqrt(D) {of}: " + ", ".join(f"D={d} {scales[d]:.6g}" for d in sorted(scales))
 
 
 def _budget(spec: RunSpec) -> str:

@@ -35,6 +35,10 @@ Dtype = Annotated[str | None, typer.Option(help="fp16 or bf16.")]
 Causal = Annotated[
     bool | None, typer.Option("--causal/--no-causal", help="One mask only; default: both.")
 ]
+PhaseName = Annotated[str | None, typer.Option(help="prefill (default) or decode.")]
+PageSize = Annotated[
+    int | None, typer.Option(help="Decode: keys in a page of the cache; 0 = not paged.")
+]
 
 Function = Annotated[
     str | None,
@@ -53,7 +57,8 @@ def main_job(
     budget: Annotated[
         int | None, typer.Option(help="Distinct programs to compile and judge; default 200.")
     ] = None,
-    phase: Annotated[str | None, typer.Option(help="prefill.")] = None,
+    phase: PhaseName = None,
+    page_size: PageSize = None,
     dtype: Dtype = None,
     causal: Causal = None,
     shapes: Annotated[
@@ -97,7 +102,7 @@ def main_job(
     options = Options(
         variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, minutes, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()), reference, tuple(scalar or ()),
+        max_cost, tuple(price or ()), page_size, reference, tuple(scalar or ()),
     )  # fmt: skip
     from tuner.session import tune
     from tuner.view import View
@@ -120,6 +125,7 @@ def sketch(
     variant: Annotated[str, typer.Option(help="mha, gqa, mqa or mla.")],
     causal: Annotated[bool | None, typer.Option("--causal/--no-causal")] = None,
     name: Annotated[str | None, typer.Option(help="Which built-in sketch.")] = None,
+    phase: PhaseName = None,
     gpu: Gpu = None,
     dtype: Dtype = None,
     shapes: Annotated[list[str] | None, typer.Option(help="What the sketch is for.")] = None,
@@ -136,9 +142,9 @@ def sketch(
 ) -> None:
     """Print a TL sketch: a built-in one, or with --proposer one that a model writes."""
     options = Options(
-        variant, gpu, dtype=dtype, causal=causal, shapes=tuple(shapes or ()), proposer=proposer,
-        measure="model", runs_dir=runs_dir, model=model, base_url=base_url, reference=reference,
-        scalars=tuple(scalar or ()), workers="1",
+        variant, gpu, phase=phase, dtype=dtype, causal=causal, shapes=tuple(shapes or ()),
+        proposer=proposer, measure="model", runs_dir=runs_dir, model=model, base_url=base_url,
+        reference=reference, scalars=tuple(scalar or ()), workers="1",
     )  # fmt: skip
     from tuner.commands.sketch import sketch_for
 
@@ -151,8 +157,9 @@ def sketch(
     if out is None:
         typer.echo(text.rstrip("\n"))
     else:
-        out.write_text(text, encoding="utf-8")
-        typer.echo(f"sketch {out}")
+        from tuner.commands.report import write_page
+
+        typer.echo(f"sketch {write_page(out, text)}")
 
 
 @app.command()
@@ -180,11 +187,15 @@ def emit(
     head_dim: Annotated[str | None, typer.Option(help="D or D,Dv.")] = None,
     dtype: Dtype = None,
     causal: Causal = None,
+    phase: PhaseName = None,
+    page_size: PageSize = None,
 ) -> None:
     """Print the CuTe source that a TL file becomes at a point."""
     from tuner.commands.tl import EmitRequest, emitted
 
-    request = EmitRequest(file, gpu, variant, dtype, head_dim, causal, tuple(p or ()))
+    request = EmitRequest(
+        file, gpu, variant, dtype, head_dim, causal, tuple(p or ()), phase, page_size
+    )
     typer.echo(emitted(request).rstrip("\n"))
 
 
@@ -212,10 +223,13 @@ def export(
 ) -> None:
     """Write the best kernel of each shape as a folder that needs only torch and cuda-core."""
     from runs.export import export as export_run
+    from runs.export import remarks
     from runs.store import RunStore
 
     manifest = export_run([RunStore.open(run) for run in runs], out)
     typer.echo(f"{len(manifest['kernels'])} kernels for {len(manifest['shapes'])} shapes in {out}")
+    for line in remarks(manifest):
+        typer.echo(line)
 
 
 @app.command()
@@ -228,6 +242,8 @@ def compare(
         str, typer.Option(help="Two or more of llm, search, assisted, random.")
     ] = "llm,search,assisted,random",
     seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
+    phase: PhaseName = None,
+    page_size: PageSize = None,
     dtype: Dtype = None,
     causal: Causal = None,
     shapes: Annotated[
@@ -261,9 +277,9 @@ def compare(
     from tuner.commands.compare import run_compare
 
     options = Options(
-        variant, gpu, budget, None, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
+        variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, None, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()), reference, tuple(scalar or ()),
+        max_cost, tuple(price or ()), page_size, reference, tuple(scalar or ()),
     )  # fmt: skip
     from tuner.commands.ways import is_ways, run_ways
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from llm_proposer.session import BATCH
 from runs import codec
 from runs.errors import CodecError, StoreError
-from runs.files import private_folder, publish, write_synced
+from runs.files import private_folder, publish, read_regular, write_synced
 from runs.record import (
     Basis,
     Finalist,
@@ -46,6 +46,7 @@ ARMS = ("llm", "search", "assisted", "random")
 PLAN = "plan.json"
 FORMAT = "tltune-comparison"
 WAITS = "waits for the first replies"
+MAX_SEEDS = 1000
 Say = Callable[[str], None]
 
 
@@ -87,8 +88,8 @@ def plan_of(options: Options, arms: str, seeds: int, devices: tuple[str, ...]) -
         raise UsageError(f"unknown arm {unknown[0]!r}; known arms: {', '.join(ARMS)}")
     if len(chosen) < 2:
         raise UsageError(f"--arms {arms} is one arm; name two or more of {', '.join(ARMS)}")
-    if seeds < 1:
-        raise UsageError(f"--seeds {seeds} is not at least 1")
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise UsageError(f"--seeds {str(seeds)[:20]} is not from 1 to {MAX_SEEDS}")
     check_model(options, options.proposer or "builtin", options.model)
     gpu = gpu_of(options, devices)
     basis = basis_of(options.measure, gpu, devices)
@@ -132,12 +133,17 @@ def begin(root: Path, plan: Plan) -> tuple[Path, Plan]:
 def read_plan(folder: Path) -> Plan:
     """Read the plan of a comparison. Raises UsageError."""
     try:
-        body = codec.parse((folder / PLAN).read_text(encoding="utf-8"))
+        body = codec.parse(read_regular(folder / PLAN).decode())
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             raise CodecError("its format is another")
         arms = tuple(str(a) for a in body["arms"])
         seeds = body["seeds"]
-        if type(seeds) is not int or seeds < 1 or not set(arms) <= set(ARMS) or len(arms) < 2:
+        if (
+            type(seeds) is not int
+            or not 1 <= seeds <= MAX_SEEDS
+            or not set(arms) <= set(ARMS)
+            or len(arms) < 2
+        ):
             raise CodecError("arms or seeds are none")
         return Plan(arms, seeds, codec.from_json(RunSpec, body["base"]))
     except (OSError, UnicodeDecodeError, CodecError, KeyError, TypeError) as error:

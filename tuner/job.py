@@ -166,7 +166,7 @@ class PeerKernelsJob:
         """Return (peer, kernel) of those that run the shape; a kernel is "" when not told."""
         from tuner.evaluate.peers import kernel_names
 
-        arena = bench.judge.arena((self.shape,), self.problem.dtype, self.seed)
+        arena = bench.judge.arena((self.shape,), self.problem.dtype, self.seed, self.problem.page)
         return kernel_names(arena.bay(self.shape).slots[0])
 
 

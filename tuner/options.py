@@ -12,21 +12,22 @@ from space.constraints import Backend
 from space.gpu import GPUS, GpuSpec, check_dtype, gpu_named, gpu_of_device_name
 from space.variant import (
     DType,
+    Phase,
     Shape,
     SpaceError,
     Variant,
     dtype_named,
-    paper_shapes,
     parse_shape,
     variant_named,
-    with_causal,
 )
 from tuner.errors import MachineError, UsageError
+from tuner.phases import check_phase, masked, page_size, phase_named, usual_shapes
 
 if TYPE_CHECKING:
     from llm_proposer.session import ModelSettings
 
 DEFAULT_BUDGET = 200
+MOST = 10**18 - 1  #: a record keeps whole numbers of 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Options:
     max_tokens: int | None = None
     max_cost: float | None = None
     prices: tuple[str, ...] = ()
+    page_size: int | None = None
     reference: str | None = None
     scalars: tuple[str, ...] = ()
 
@@ -93,10 +95,11 @@ def basis_of(measure: str, gpu: GpuSpec, devices: tuple[str, ...]) -> Basis:
 
 def check_common(options: Options) -> None:
     """Raise UsageError for what no run of this version does."""
-    if options.phase not in (None, "prefill"):
-        if options.phase == "decode":
-            raise UsageError("--phase decode is not in this version; use --phase prefill")
-        raise UsageError(f"unknown phase {options.phase!r}; known phases: prefill")
+    phase = phase_named(options.phase)
+    if options.resume is None:  # a run that goes on has its own
+        page_size(phase, options.page_size)
+    _check_text("--model", options.model)
+    _check_text("--proposer", options.proposer)
     _check_proposer(options)
     if options.scalars and options.reference is None:
         raise UsageError(
@@ -104,13 +107,26 @@ def check_common(options: Options) -> None:
             "attention, which takes no number but its scale"
         )
     backend_named(options.backend)
-    if options.budget is not None and options.budget < 1:
-        raise UsageError(f"--budget {options.budget} is not at least 1")
+    _check_whole("--budget", options.budget, 1, "at least 1")
     if options.minutes is not None and not 0 < options.minutes < float("inf"):
         raise UsageError(f"--minutes {options.minutes:g} is not more than 0")
-    if options.seed is not None and options.seed < 0:
-        raise UsageError(f"--seed {options.seed} is negative; use 0 or more")
+    _check_whole("--seed", options.seed, 0, "0 or more")
     workers_of(options)
+
+
+def _check_whole(name: str, value: int | None, least: int, wanted: str) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"{name} {value} is not {wanted}")
+    if value is not None and value > MOST:
+        raise UsageError(f"{name} is more than {MOST}, the most that a run records; use less")
+
+
+def _check_text(name: str, value: str | None) -> None:
+    """Refuse an argument whose bytes were no UTF-8: a record is text."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} {value!a} is not UTF-8; type it again in UTF-8") from None
 
 
 def _check_proposer(options: Options) -> None:
@@ -166,12 +182,14 @@ def spec_of(options: Options, gpu: GpuSpec, basis: Basis, run_id: str) -> RunSpe
     variant = variant_named(options.variant)
     dtype = gpu.dtypes[-1] if options.dtype is None else dtype_named(options.dtype)
     check_dtype(gpu, dtype)
+    phase = phase_named(options.phase)
+    words = options.shapes or ("paper",)
     return RunSpec(
         run_id=run_id,
         variant=variant.name,
         gpu=gpu.name,
         dtype=DType(dtype),
-        shapes=read_shapes(options.shapes or ("paper",), variant, options.causal),
+        shapes=read_shapes(words, variant, options.causal, phase),
         budget=DEFAULT_BUDGET if options.budget is None else options.budget,
         seed=options.seed or 0,
         measure=basis,
@@ -179,18 +197,23 @@ def spec_of(options: Options, gpu: GpuSpec, basis: Basis, run_id: str) -> RunSpe
         backend=backend_named(options.backend),
         minutes=options.minutes,
         model=options.model or "",
+        phase=phase,
+        page=page_size(phase, options.page_size),
     )
 
 
-def read_shapes(words: tuple[str, ...], variant: Variant, causal: bool | None) -> tuple[Shape, ...]:
+def read_shapes(
+    words: tuple[str, ...], variant: Variant, causal: bool | None, phase: Phase = Phase.PREFILL
+) -> tuple[Shape, ...]:
     """Return the shapes that `words` (paper, a file, or a shape each) stand for, in order.
 
-    With `causal` None every shape is tuned under both masks. Raises UsageError or SpaceError.
+    With `causal` None every shape is tuned under both masks, where they differ. Raises UsageError
+    or SpaceError.
     """
     plain: list[Shape] = []
     for word in words:
         if word == "paper":
-            plain.extend(paper_shapes(variant, causal=False))
+            plain.extend(usual_shapes(variant, phase))
         elif "," in word:
             plain.append(parse_shape(word))
         else:
@@ -198,8 +221,10 @@ def read_shapes(words: tuple[str, ...], variant: Variant, causal: bool | None) -
     for shape in plain:
         if (reason := variant.admits(shape)) is not None:
             raise UsageError(f"shape {shape.key} is not {variant.name}: {reason}")
-    masks = (False, True) if causal is None else (causal,)
-    return tuple(dict.fromkeys(with_causal(s, mask) for mask in masks for s in plain))
+        check_phase(variant, shape, phase)
+    found = [s for shape in plain for s in masked(shape, phase, causal)]
+    found.sort(key=lambda s: s.causal)
+    return tuple(dict.fromkeys(found))
 
 
 def _shapes_in(path: Path) -> list[Shape]:

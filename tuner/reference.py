@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codegen.tl.vocabulary import RESERVED, canonical_param, is_scale
+from runs.files import read_regular
 from runs.record import Reference, RunSpec
-from space.variant import Problem, problems_of
+from space.variant import Problem
 from tuner.errors import UsageError
+from tuner.phases import problems_in
 from tuner.probe import ProbeJob
 from tuner.worker import JobFailed, Worker, WorkerLost, WorkerUnavailable
 
@@ -41,7 +43,7 @@ def read_reference(said: str, scalars: Sequence[str]) -> Source:
         raise UsageError(f"--reference {said!r} is not FILE.py:function")
     path = Path(name)
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
         tree = ast.parse(data, filename=str(path))
     except OSError as error:
         raise UsageError(f"--reference {said}: cannot read {path}: {error.strerror}") from None
@@ -119,7 +121,7 @@ def check_unchanged(reference: Reference, run: Path | None = None) -> None:
             f"nothing is executed; move it elsewhere and begin a new run"
         )
     try:
-        digest = hashlib.sha256(Path(reference.path).read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_regular(Path(reference.path))).hexdigest()
     except OSError as error:
         raise UsageError(
             f"the run's reference {reference.name}: cannot read {reference.path}: {error.strerror}"
@@ -153,7 +155,7 @@ def examine(spec: RunSpec) -> None:
     """
     reference = spec.reference
     assert reference is not None
-    problems = problems_of(spec.variant, spec.dtype, spec.shapes)
+    problems = problems_in(spec)
     jobs = tuple(
         (p, tuple(s for s in spec.shapes if p.serves(s)), str(answers_of(reference, p)))
         for p in problems

@@ -10,10 +10,11 @@ from codegen.tl.bind import bind
 from codegen.tl.parser import parse
 from runs.record import Reference, RunSpec
 from space.params import Point
-from space.variant import problems_of
+from space.variant import Phase
 from tuner.errors import UsageError
 from tuner.evaluate import gate
 from tuner.options import Options
+from tuner.phases import problems_in
 from tuner.reference import (
     Source,
     answers_of,
@@ -59,7 +60,7 @@ def completed(text: str, spec: RunSpec, reference: Reference) -> str:
 
     Raises UsageError when it reads one that the reference does not give.
     """
-    problem = problems_of(spec.variant, spec.dtype, spec.shapes)[0]
+    problem = problems_in(spec)[0]
     wanted = bind(parse(text), problem, TILES).scalars
     given = dict(reference.scalars)
     if missing := [s for s in wanted if s != "scale" and s not in given]:
@@ -75,7 +76,7 @@ def completed(text: str, spec: RunSpec, reference: Reference) -> str:
 def agrees(text: str, spec: RunSpec) -> str | None:
     """Return what the interpreter finds wrong with a sketch on the spec's problems, or None."""
     masked = is_causal(parse(text))
-    for problem in problems_of(spec.variant, spec.dtype, spec.shapes):
+    for problem in problems_in(spec):
         if problem.causal == masked:
             program = bind(parse(text), problem, TILES)
             wrong = gate.fault(program, problem, answers_of(spec.reference, problem))
@@ -90,7 +91,8 @@ def agrees(text: str, spec: RunSpec) -> str | None:
 def _first_that_agrees(spec: RunSpec) -> RunSpec:
     """A function with a mask of its own: under which one a built-in program agrees with it."""
     for causal in (False, True):
-        if (found := _agreeing(with_mask(spec, causal))) is not None:
+        part = with_mask(spec, causal)  # one query of decode has no mask: nothing may be left
+        if part.shapes and (found := _agreeing(part)) is not None:
             return found
     return _none(spec)
 
@@ -112,10 +114,12 @@ def _agreeing(spec: RunSpec) -> RunSpec | None:
 
 def _candidates(spec: RunSpec, causal: bool) -> Iterator[tuple[str, str]]:
     """Built-in programs under a mask that read no number the reference does not give."""
-    from llm_proposer.builtin import functions
+    from llm_proposer.builtin import functions, sketches
 
     assert spec.reference is not None
-    for name, text in functions(causal).items():
+    decodes = spec.phase is Phase.DECODE
+    known = sketches(spec.variant, causal, spec.phase) if decodes else functions(causal)
+    for name, text in known.items():
         try:
             yield name, completed(text, spec, spec.reference)
         except (UsageError, TLError):
@@ -124,6 +128,12 @@ def _candidates(spec: RunSpec, causal: bool) -> Iterator[tuple[str, str]]:
 
 def _none(spec: RunSpec) -> RunSpec:
     assert spec.reference is not None
+    if spec.phase is Phase.DECODE:
+        raise UsageError(
+            f"no built-in decode program computes {spec.reference.name}; say --sketch FILE.tl, one "
+            f"that splits its keys like `tune sketch --phase decode`; a causal function has to "
+            f"take `causal`, since kernels for one query have no mask and serve several too"
+        )
     raise UsageError(
         f"no built-in program computes {spec.reference.name}; say --sketch FILE.tl, or have a "
         f"model write one: tune sketch --reference {spec.reference.path}:"

@@ -1,21 +1,45 @@
-"""NVIDIA's compute-sanitizer over one kernel, where it is installed: memcheck and racecheck."""
+"""NVIDIA's compute-sanitizer over one kernel, where it is installed: memcheck and racecheck.
+
+Its word is its summary, not its exit code: a kernel that it stops ends the program with the
+program's own code, and a program that it could not watch ends with none of either. Only the
+kernel's own entries are watched: faults of a library, or of calls that ask the driver for what it
+may not have, are not the kernel's.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from runs.errors import StoreError
+from runs.store import RunStore
+from runs.templates import manifest as manifests
 from tuner.subjects import Subject
 from tuner.worker import environment
 
-TOOLS = ("memcheck", "racecheck")
+TOOLS = {
+    # beside each allocation, which is one tensor: what runs past an end meets no neighbour
+    "memcheck": ("--padding", "4096"),
+    "racecheck": (),
+}
+SUMMARIES = {
+    "memcheck": re.compile(r"ERROR SUMMARY: (?P<errors>\d+) errors?"),
+    "racecheck": re.compile(
+        r"RACECHECK SUMMARY: \d+ hazards? displayed \((?P<errors>\d+) errors?, "
+        r"(?P<warnings>\d+) warnings?\)"
+    ),
+}
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin")
+WHEEL = "nvidia/*/bin"  #: below site-packages
+INSTALL = "pip install 'nvidia-cuda-sanitizer-api>=13,<14'"
 FAULTS_EXIT = 86  #: what the sanitizer is told to exit with when it found something
 LIMIT_S = 300.0
 
@@ -41,43 +65,79 @@ class Finding:
 
 
 def installed() -> str | None:
-    """Return the sanitizer's path, or None where it is not installed."""
+    """Return the sanitizer's path, from a toolkit or a wheel, or None where there is none."""
     home = os.environ.get("CUDA_HOME")
-    places = (*((f"{home}/bin",) if home else ()), *PLACES)
+    packages = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    wheels = sorted(str(p) for folder in packages for p in Path(folder).glob(WHEEL))
+    places = (*((f"{home}/bin",) if home else ()), *PLACES, *wheels)
     path = os.pathsep.join((os.environ.get("PATH", ""), *places))
     return shutil.which("compute-sanitizer", path=path)
 
 
 def sanitize(program: str, subject: Subject, device: int) -> tuple[Finding, ...]:
     """Run every tool over small launches of a kernel, each in a process of its own."""
-    return tuple(_run(program, tool, subject.folder, subject.kernel, device) for tool in TOOLS)
+    try:
+        entries = entries_of(subject)
+    except (StoreError, manifests.ManifestError) as error:
+        return tuple(Finding(tool, State.NO_VERDICT, str(error)) for tool in TOOLS)
+    return tuple(_run(program, tool, entries, subject, device) for tool in TOOLS)
 
 
-def _run(program: str, tool: str, folder: Path, kernel: str, device: int) -> Finding:
+def entries_of(subject: Subject) -> tuple[str, ...]:
+    """Return the names of a program's kernels. Raises StoreError or ManifestError."""
+    if subject.exported:
+        launches = manifests.read(subject.folder).kernels[subject.kernel].launches
+        return tuple(dict.fromkeys(launch.entry for launch in launches))
+    source = RunStore.open(subject.folder).kernel(subject.kernel).source
+    return tuple(dict.fromkeys(launch.entry for launch in source.launches))
+
+
+def _run(
+    program: str, tool: str, entries: tuple[str, ...], subject: Subject, device: int
+) -> Finding:
+    filters = [word for entry in entries for word in ("--kernel-name", f"kne={entry}")]
     command = [
-        program, "--tool", tool, "--error-exitcode", str(FAULTS_EXIT), "--print-limit", "5",
-        sys.executable, "-m", "tuner.evaluate.small_launch", str(folder.resolve()), kernel,
+        program, "--tool", tool, *TOOLS[tool], "--report-api-errors", "no",
+        "--error-exitcode", str(FAULTS_EXIT), "--print-limit", "5", *filters,
+        sys.executable, "-m", "tuner.evaluate.small_launch", str(subject.folder.resolve()),
+        subject.kernel,
     ]  # fmt: skip
     # each tensor its own allocation, so that a read past its end is one past an allocation's
     env = environment(device) | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, errors="replace", timeout=LIMIT_S,
-            stdin=subprocess.DEVNULL, check=False,
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Finding(tool, State.NO_VERDICT, f"not done within {LIMIT_S:g} s")
     except OSError as error:
         return Finding(tool, State.NO_VERDICT, f"cannot start: {error.strerror}")
-    return read(tool, done.returncode, done.stdout + done.stderr)
+    try:
+        text, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return Finding(tool, State.NO_VERDICT, f"not done within {LIMIT_S:g} s")
+    finally:
+        _end(process)
+    return read(tool, process.returncode, text)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End what is left of the sanitizer and the program it watches, which is its child."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def read(tool: str, code: int, text: str) -> Finding:
-    """Return what an exit code and the output of the sanitizer mean."""
-    if code == 0:
-        return Finding(tool, State.CLEAN)
+    """Return what the output of the sanitizer and its exit code mean."""
     lines = [line.strip("= \t") for line in text.splitlines() if line.strip("= \t")]
-    if code == FAULTS_EXIT:
-        found = (x for x in lines if re.search(r"invalid|error|hazard|race|leak", x, re.I))
+    totals = [m.groupdict() for m in SUMMARIES[tool].finditer(text)]
+    if any(int(total["errors"]) for total in totals):
+        faults = (x for x in lines if "SUMMARY" not in x)
+        found = (x for x in faults if re.search(r"invalid|error|hazard|race|misaligned", x, re.I))
         return Finding(tool, State.FAULTS, next(found, "no line of evidence"))
-    return Finding(tool, State.NO_VERDICT, lines[-1] if lines else f"exit code {code}")
+    if not totals or code not in (0, FAULTS_EXIT):
+        said = lines[-1] if lines else f"exit code {code}"
+        return Finding(tool, State.NO_VERDICT, said)
+    warnings = sum(int(total.get("warnings") or 0) for total in totals)
+    return Finding(tool, State.CLEAN, f"{warnings} warnings" if warnings else "")

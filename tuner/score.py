@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from runs.record import Measured, Outcome, Timing
 from space.gpu import GpuSpec
-from space.variant import DType, Shape, flops, io_bytes
+from space.variant import DECODE_QUERIES_MAX, DType, Phase, Shape, flops, io_bytes
 
 
 def floor_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
@@ -20,6 +20,21 @@ def floor_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
 def tflops(timing: Timing) -> float:
     """Return the rate over visible pairs, in TFLOP/s."""
     return flops(timing.shape) / timing.median_us / 1e6
+
+
+def gigabytes(timing: Timing, dtype: DType) -> float:
+    """Return the rate over what must pass through device memory, in GB/s."""
+    return io_bytes(timing.shape, dtype) / timing.median_us / 1e3
+
+
+def rate(timing: Timing, phase: Phase, dtype: DType) -> float:
+    """Return the rate that a reader of a phase looks for; `unit` names it."""
+    return gigabytes(timing, dtype) if phase is Phase.DECODE else tflops(timing)
+
+
+def unit(phase: Phase) -> str:
+    """Return the unit of `rate`: decode is bound by memory, prefill by products."""
+    return "GB/s" if phase is Phase.DECODE else "TFLOP/s"
 
 
 def loss(outcome: Outcome, dtype: DType, gpu: GpuSpec) -> float | None:
@@ -39,6 +54,12 @@ def focus_count(shapes: int) -> int:
     return 3 if shapes >= 4 else 1
 
 
+def _length(shape: Shape) -> int:
+    """What parts short problems from long ones: keys, for few queries those of the whole batch."""
+    few = shape.seqlen_q <= DECODE_QUERIES_MAX
+    return shape.seqlen_k * (shape.batch * shape.kv_heads if few else 1)
+
+
 def focus_losses(
     outcome: Outcome, dtype: DType, gpu: GpuSpec, foci: int
 ) -> tuple[float, ...] | None:
@@ -52,7 +73,7 @@ def focus_losses(
         return None
     if foci == 1:
         return (mean,)
-    ordered = sorted(outcome.timings, key=lambda t: (t.shape.seqlen_k, t.shape.key))
+    ordered = sorted(outcome.timings, key=lambda t: (_length(t.shape), t.shape.key))
     half = len(ordered) // 2
     parts = (tuple(ordered[:half]), tuple(ordered[half:]))
     of_parts = [loss(replace(outcome, timings=part), dtype, gpu) for part in parts]

@@ -25,7 +25,7 @@ from runs.record import (
 from runs.store import RunStore, new_run_id
 from space.gpu import GpuSpec, gpu_named
 from space.params import Point
-from space.variant import Problem
+from space.variant import Phase, Problem
 from tuner.briefing import briefing_of
 from tuner.drift import remark as drift_remark
 from tuner.errors import MachineError, NothingFound, UsageError
@@ -199,8 +199,9 @@ def _go(
 ) -> None:
     """Search, finish and export; the store's journal says where an earlier part stopped."""
     history = store.replay().history
-    asks = options.sketch is None
     # the model is asked first of all: what it says comes while peers and first trials run
+    # in decode the parts that a model could write otherwise are fixed: it is asked for points alone
+    asks = options.sketch is None and spec.phase is Phase.PREFILL
     guide = guided(store, spec, lanes, options, view.note, sketches=asks)
     try:
         for note in bench.facts():
@@ -336,11 +337,12 @@ def _refuse_changes(options: Options) -> None:
     """Raise UsageError when --resume comes with an option that the run itself fixes."""
     fixed = (
         "variant", "gpu", "dtype", "causal", "sketch", "seed", "proposer", "phase", "backend",
-        "model", "reference",
+        "model", "page_size", "reference",
     )  # fmt: skip
     for name in fixed:
         if getattr(options, name) is not None:
-            raise UsageError(f"--resume takes {name} from the run; leave --{name} out")
+            flag = name.replace("_", "-")
+            raise UsageError(f"--resume takes {flag} from the run; leave --{flag} out")
     if options.scalars:
         raise UsageError("--resume takes scalars from the run; leave --scalar out")
     if options.shapes:
@@ -365,10 +367,11 @@ def _nothing(history: History, spec: RunSpec, end: End, run: Path) -> str:
         classes = sorted({str(r.outcome.trial_class) for r in history})
         cause = f"{len(history)} trials ended in {', '.join(classes)}"
     first = history.records[0]
+    decode = f"--phase decode --page-size {spec.page} " if spec.phase is Phase.DECODE else ""
     point = " ".join(f"-p {n}={v}" for n, v in first.point.items)
     return (
         f"nothing correct found: {cause}. See it again with: tune emit "
         f"{run}/sketches/{first.sketch}.tl --gpu {spec.gpu} --variant {spec.variant} "
-        f"--dtype {spec.dtype} "
+        f"--dtype {spec.dtype} {decode}"
         f"--head-dim {first.problem.head_dim},{first.problem.head_dim_v} {point}"
     )

@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from codegen.errors import TLError
-from codegen.tl.ast import Custom, Name, Sketch, walk
+from codegen.tl.ast import Custom, For, Name, Sketch, walk
+from codegen.tl.ast import Param as Declared
 from runs.record import RunSpec
+from runs.safe import MAX_NAME, is_safe_name
 from space.constraints import Backend, space_for
 from space.gpu import GpuSpec
 from space.params import Param, Space
-from space.variant import Problem, problems_of
+from space.variant import Phase, Problem
 from tuner.errors import UsageError
+from tuner.phases import problems_in
 
 
 def read_sketch(path: Path) -> tuple[str, Sketch]:
@@ -38,6 +41,37 @@ def is_causal(sketch: Sketch) -> bool:
     )
 
 
+def check_splits(path: Path, sketch: Sketch, phase: Phase) -> None:
+    """Raise UsageError unless the sketch splits its keys as kernels of `phase` do.
+
+    A decode kernel takes the number of splits from its launch; in prefill a Param fixes it.
+    """
+    from codegen.tl.flow import names_in
+    from codegen.tl.vocabulary import SPLIT_BOUNDS, SPLIT_COUNT
+
+    statements = list(walk(sketch.statements))
+    split = any(
+        {*names_in(s.lo), *names_in(s.hi)} & set(SPLIT_BOUNDS)
+        for s in statements
+        if isinstance(s, For)
+    )
+    fixed = any(isinstance(s, Declared) and s.name == SPLIT_COUNT for s in statements)
+    if phase is Phase.PREFILL and split and not fixed:
+        raise UsageError(
+            f"{path} leaves {SPLIT_COUNT} to the launch, as decode does; use --phase decode or "
+            f"give it a Param {SPLIT_COUNT}"
+        )
+    if phase is Phase.DECODE and not split:
+        raise UsageError(
+            f"{path} does not split its keys, as decode does: loop over {'..'.join(SPLIT_BOUNDS)} "
+            f"and combine, like `tune sketch --phase decode`; or use --phase prefill"
+        )
+    if phase is Phase.DECODE and fixed:
+        raise UsageError(
+            f"{path} has a Param {SPLIT_COUNT}, which the launch chooses in decode; leave it out"
+        )
+
+
 def with_user_sketch(spec: RunSpec, path: Path, causal: bool | None) -> RunSpec:
     """Return `spec` with the user's sketch and only the shapes under the sketch's own mask.
 
@@ -51,13 +85,21 @@ def with_user_sketch(spec: RunSpec, path: Path, causal: bool | None) -> RunSpec:
         has = "masks causally; use --causal" if masked else "has no causal mask; use --no-causal"
         raise UsageError(f"{path} {has}")
     shapes = tuple(s for s in spec.shapes if s.causal == masked)
-    found = {
-        d: None for p in problems_of(spec.variant, spec.dtype, shapes) for d in check(sketch, p)
-    }
-    if found:
+    if not shapes:
+        raise UsageError(
+            f"{path} masks causally, which one query does not need; use a sketch without the mask"
+        )
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
+    if not is_safe_name(name):
+        raise UsageError(
+            f"{path}: a run keeps its sketch by the file's name, which must begin with a letter, "
+            f"a digit or _ and have at most {MAX_NAME} characters before .tl; rename the file"
+        )
+    spec = replace(spec, shapes=shapes, sketches=((name, text),))
+    if found := {d: None for p in problems_in(spec) for d in check(sketch, p)}:
         raise TLError(tuple(found))
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.stem) or "sketch"
-    return replace(spec, shapes=shapes, sketches=((name, text),))
+    check_splits(path, sketch, spec.phase)
+    return spec
 
 
 def with_builtin_sketches(spec: RunSpec) -> RunSpec:
@@ -66,7 +108,7 @@ def with_builtin_sketches(spec: RunSpec) -> RunSpec:
 
     chosen = []
     for causal in dict.fromkeys(s.causal for s in spec.shapes):
-        name, text = next(iter(sketches(spec.variant, causal).items()))
+        name, text = next(iter(sketches(spec.variant, causal, spec.phase).items()))
         chosen.append((f"{name}-causal" if causal else name, text))
     return replace(spec, sketches=tuple(chosen))
 
@@ -80,7 +122,7 @@ def sketched_spaces(spec: RunSpec, gpu: GpuSpec) -> Sequence[tuple[str, str, Pro
     for name, text in spec.sketches:
         sketch = parse(text)
         choices = sketch_choices(sketch)
-        for problem in problems_of(spec.variant, spec.dtype, spec.shapes):
+        for problem in problems_in(spec):
             if problem.causal == is_causal(sketch):
                 space = restricted(name, space_for(problem, gpu, Backend(spec.backend)), choices)
                 pairs.append((name, text, problem, space))

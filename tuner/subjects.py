@@ -5,15 +5,16 @@ A folder is data here, also an exported one: its Python files are compared, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runs.export import FILES, TEMPLATES, winners_of
+from runs.files import read_regular
 from runs.record import Reference
 from runs.store import RunStore
 from runs.templates import manifest as manifests
-from space.variant import Problem, Shape, dtype_named
+from space.variant import Phase, Problem, Shape, dtype_named
 from tuner.errors import NothingFound, UsageError
 
 
@@ -91,23 +92,30 @@ def _of_export(folder: Path) -> tuple[Subject, ...]:
     found = []
     for name in manifest.kernels:
         keys = [key for key, kernel in manifest.shapes.items() if kernel == name]
-        for kind in dict.fromkeys((k.dtype, k.causal, k.gpu) for k in keys):
-            mine = [k for k in keys if (k.dtype, k.causal, k.gpu) == kind]
-            shapes = tuple(_shape(k) for k in mine)
+        for kind in dict.fromkeys(_kind(k) for k in keys):
+            mine = [k for k in keys if _kind(k) == kind]
+            shapes, first = tuple(_shape(k) for k in mine), mine[0]
             problem = Problem(
-                _variant(shapes), dtype_named(kind[0]), shapes[0].head_dim, shapes[0].head_dim_v,
-                kind[1],
+                _variant(shapes), dtype_named(first.dtype), first.head_dim, first.head_dim_v,
+                first.causal, Phase(first.phase), first.page,
             )  # fmt: skip
-            found.append(Subject(name, kind[2], problem, shapes, folder, name, exported=True))
+            found.append(Subject(name, first.gpu, problem, shapes, folder, name, exported=True))
     return tuple(found)
+
+
+def _kind(key: manifests.ShapeKey) -> tuple[object, ...]:
+    """What a kernel does not take at run time, head dims aside: it has one pair of them."""
+    return key.dtype, key.causal, key.gpu, key.phase, key.page
 
 
 def _shape(key: manifests.ShapeKey) -> Shape:
     return Shape(*key[:7], causal=key.causal)
 
 
-def _variant(shapes: Iterable[Shape]) -> str:
+def _variant(shapes: Sequence[Shape]) -> str:
     """How heads are shared: what the small problems of the judge take their heads from."""
+    if any(s.latent for s in shapes):
+        return "mla"
     ratios = {(s.heads == s.kv_heads, s.kv_heads == 1) for s in shapes}
     if ratios <= {(True, False), (True, True)}:
         return "mha"
@@ -125,6 +133,6 @@ def strange_files(target: Path) -> tuple[str, ...]:
 
 def _same(file: Path, template: Path) -> bool:
     try:
-        return file.read_bytes() == template.read_bytes()
+        return read_regular(file) == template.read_bytes()
     except OSError:
         return False

@@ -24,9 +24,9 @@ from runs.record import (
     TrialRecord,
 )
 from space.params import Point
-from space.variant import Shape
+from space.variant import DType, Phase, Shape
 from tuner.briefing import Briefing
-from tuner.score import tflops
+from tuner.score import rate, unit
 
 _SHORT = {
     "q_in_registers": "qreg",
@@ -59,6 +59,7 @@ class TerminalView:
         self._peer: dict[Shape, Finalist] = {}
         self._shapes: tuple[Shape, ...] = ()
         self._basis = Basis.MEASURED
+        self._kind = (Phase.PREFILL, DType.BF16)
         self._history = History()
         self._budget = 0
         self._progress = Progress(
@@ -88,6 +89,7 @@ class TerminalView:
         """Start the bar where the terminal has one."""
         self._shapes, self._basis, self._budget = spec.shapes, spec.measure, spec.budget
         self._history = history
+        self._kind = (spec.phase, spec.dtype)
         for record in history:
             self._keep_best(record)
         if self._console.is_terminal:
@@ -168,8 +170,8 @@ class TerminalView:
 
     def _best_table(self) -> Table:
         """Best so far, a row for each head layout and mask and a column for each length."""
-        unit = "TFLOP/s" if self._basis is Basis.MEASURED else "TFLOP/s predicted"
-        table = Table(title=f"best so far beside the best peer, {unit}", box=None, title_style="")
+        what = unit(self._kind[0]) + (" predicted" if self._basis is Basis.PREDICTED else "")
+        table = Table(title=f"best so far beside the best peer, {what}", box=None, title_style="")
         rows: dict[str, dict[str, str]] = {}
         columns: dict[str, None] = {}
         for shape in self._shapes:
@@ -180,9 +182,9 @@ class TerminalView:
             )  # fmt: skip
             columns[f"{shape.batch}x{length}"] = None
             best = self._best.get(shape)
-            text = "-" if best is None else f"{tflops(best):.0f}"
+            text = "-" if best is None else f"{rate(best, *self._kind):.0f}"
             if (peer := self._peer.get(shape)) is not None:
-                text += f" ({tflops(peer.timing):.0f} {peer.name})"
+                text += f" ({rate(peer.timing, *self._kind):.0f} {peer.name})"
             rows.setdefault(heads, {})[f"{shape.batch}x{length}"] = text
         table.add_column("BxS")
         for column in columns:
@@ -199,14 +201,15 @@ def results_table(spec: RunSpec, history: History, finalists: Sequence[Finalist]
     table = Table(title=f"{spec.variant} on {spec.gpu}, {spec.dtype} ({what})")
     for name in ("shape", "trial", "parameters"):
         table.add_column(name, overflow="fold")
-    for name in ("us", "interval", "TFLOP/s", "best peer", "ratio"):
+    kind = (spec.phase, spec.dtype)
+    for name in ("us", "interval", unit(spec.phase), "best peer", "ratio"):
         table.add_column(name, justify="right")
     for shape in spec.shapes:
         of_shape = [f for f in finalists if f.shape == shape]
         chosen = next((f for f in of_shape if f.chosen), None)
         peers = [f for f in of_shape if f.trial is None]
         peer = min(peers, key=lambda f: f.timing.median_us, default=None)
-        against = "-" if peer is None else f"{peer.name} {tflops(peer.timing):.0f}"
+        against = "-" if peer is None else f"{peer.name} {rate(peer.timing, *kind):.0f}"
         if chosen is None or chosen.trial is None:
             table.add_row(shape.key, "-", "no right kernel", "-", "-", "-", against, "-")
             continue
@@ -218,7 +221,7 @@ def results_table(spec: RunSpec, history: History, finalists: Sequence[Finalist]
             short_point(history.records[chosen.trial].point),
             f"{t.median_us:.1f}",
             f"{t.low_us:.1f}..{t.high_us:.1f}",
-            f"{tflops(t):.0f}" + (" predicted" if predicted else ""),
+            f"{rate(t, *kind):.0f}" + (" predicted" if predicted else ""),
             against,
             ratio,
         )
@@ -231,12 +234,13 @@ def short_point(point: Point) -> str:
 
 
 def _what(record: TrialRecord) -> str:
-    """TFLOP/s over the shapes (least to most), or the reason in one line."""
+    """The rates over the shapes (least to most), or the reason in one line."""
     match record.outcome:
         case Measured(timings=timings):
-            rates = sorted(tflops(t) for t in timings)
+            problem = record.problem
+            rates = sorted(rate(t, problem.phase, problem.dtype) for t in timings)
             predicted = any(t.basis is Basis.PREDICTED for t in timings)
             text = f"{rates[0]:.0f}" if len(rates) == 1 else f"{rates[0]:.0f}..{rates[-1]:.0f}"
-            return text + (" TFLOP/s predicted" if predicted else " TFLOP/s")
+            return f"{text} {unit(problem.phase)}" + (" predicted" if predicted else "")
         case Rejected(reason=reason) | Broken(reason=reason):
             return reason.strip().splitlines()[0] if reason.strip() else ""

@@ -19,7 +19,7 @@ from tuner.errors import MachineError, UsageError
 from tuner.job import DeviceCanary
 from tuner.options import device_index
 from tuner.reference import check_unchanged
-from tuner.sanitizer import Finding, State, installed, sanitize
+from tuner.sanitizer import INSTALL, Finding, State, installed, sanitize
 from tuner.subjects import Subject, Verified, subjects_of
 from tuner.worker import JobFailed, Worker, WorkerLost, WorkerUnavailable
 
@@ -103,8 +103,8 @@ def plan(
     program = None if sanitizer == "no" else installed()
     if sanitizer == "yes" and program is None:
         raise MachineError(
-            "compute-sanitizer is not installed (it comes with the CUDA toolkit); "
-            "leave --sanitizer out to verify without it"
+            f"compute-sanitizer is not installed; {INSTALL}, "
+            "or leave --sanitizer out to verify without it"
         )
     return Plan(subjects, tuple(found), secrets.randbits(31) if seed is None else seed, program)
 

@@ -23,10 +23,11 @@ from runs.record import Basis, Broken, Measured, Rejected, RunSpec, Stage
 from space.constraints import Backend, space_for
 from space.gpu import GpuSpec
 from space.legal import legal_points
-from space.variant import Problem, Shape, SpaceError, problems_of
+from space.variant import Problem, Shape, SpaceError
 from tuner.errors import UsageError
 from tuner.lanes import Candidate
 from tuner.loop import Bench
+from tuner.phases import problems_in
 from tuner.reference import function_text
 from tuner.reference_sketches import completed
 from tuner.sketches import restricted
@@ -93,7 +94,7 @@ def sampled(
     no reference computes is not compared with anything: it gets to the checker at most.
     """
     known: dict[tuple[str, str], tuple[Level, str]] = {}
-    for problem in problems_of(spec.variant, spec.dtype, spec.shapes):
+    for problem in problems_in(spec):
         task = task_of(spec, problem, gpu, words)
         for number in range(samples):
             for way in ways:

@@ -26,7 +26,7 @@ from runs.record import (
 )
 from runs.store import RunStore
 from space.gpu import GpuSpec
-from space.variant import Problem, Shape, flops, problems_of
+from space.variant import Phase, Problem, Shape, flops
 from tuner.devices import device_names
 from tuner.drift import DriftWatch
 from tuner.errors import MachineError
@@ -35,6 +35,7 @@ from tuner.evaluate.model import predict
 from tuner.finish import Contender, PeerTimes, contenders, rejection
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob, Reading
 from tuner.lanes import Candidate
+from tuner.phases import problems_in
 from tuner.pools import CompilePool, Compiles, GpuPool, Judges
 from tuner.reference import answers_of
 from tuner.session import Machine, Workshop
@@ -47,6 +48,7 @@ TRIAL_S = 15.0  #: time limit of a trial: so much, and what its shapes are worth
 REFERENCE_S = 60.0  #: and so much for the answers of a user's function
 LAUNCHES = 200  #: of each shape at the hardware's peak: 10 at a twentieth of it
 MOST_WORKERS = 8
+DECODE_ROUNDS = 50  #: of the final timing of decode, whose launches take microseconds
 PEER_ROUNDS = 5  #: of the timing that only serves to show the peers beside the search
 FINAL_ROUNDS = 4  #: times that rejected finalists are replaced by the next best
 
@@ -276,6 +278,8 @@ class DeviceWorkshop:
                 problem, _loaded(store, mine), here, spec.seed,
                 with_peers=spec.reference is None, reference=spec.reference,
             )  # fmt: skip
+            if problem.phase is Phase.DECODE:
+                job = replace(job, rounds=DECODE_ROUNDS)
             found = _answer(self._judges.finals(job))
             if found.conditions:
                 store.append(_note("conditions", problem=problem.key, after=found.conditions))
@@ -299,8 +303,7 @@ class DeviceWorkshop:
 
 
 def _shapes_by_problem(spec: RunSpec) -> list[tuple[Problem, tuple[Shape, ...]]]:
-    problems = problems_of(spec.variant, spec.dtype, spec.shapes)
-    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems]
+    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems_in(spec)]
 
 
 def _loaded(store: RunStore, contenders: Sequence[Contender]) -> tuple[Entry, ...]:

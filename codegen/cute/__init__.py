@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from codegen.cute.decode_program import translate_decode
 from codegen.cute.emit import emit
 from codegen.cute.names import safe
 from codegen.cute.plan import KernelPlan, plan_kernel
-from codegen.cute.pointwise import emit_pointwise, is_pointwise, launch_pointwise, plan_pointwise
 from codegen.cute.sm75 import Sm75
 from codegen.cute.sm80 import Sm80
 from codegen.cute.sm90 import emit_sm90
-from codegen.cute.sm90_decode import emit_decode
-from codegen.cute.sm90_decode_plan import plan_decode
 from codegen.cute.sm90_plan import plan_sm90
-from codegen.cute.structure import used_scalars
 from codegen.cute.target import Target
-from codegen.cute.writer import Writer
 from codegen.errors import PlanError
-from codegen.kernel import KernelSource, Launch, SplitRule, Workspace
+from codegen.kernel import KernelSource, Launch, Workspace
 from codegen.tl.ast import Program
 from space.gpu import GpuSpec
 from space.variant import Phase, Problem
@@ -34,9 +30,9 @@ def translate(program: Program, problem: Problem, gpu: GpuSpec) -> KernelSource:
     """
     if problem.dtype not in gpu.dtypes:
         raise PlanError(f"{gpu.name} (sm_{gpu.sm}) has no {problem.dtype} tensor cores; use fp16")
+    if problem.phase is Phase.DECODE:
+        return translate_decode(program, problem, gpu, target_of(gpu))
     program = safe(program)
-    if problem.phase is Phase.DECODE and program.param("consumer_warpgroups", 0):
-        return _translate_decode(program, problem, gpu)
     if program.param("consumer_warpgroups", 0):
         return _translate_hopper(program, problem, gpu)
     plans = tuple(plan_kernel(program, k, problem, gpu) for k in program.kernels)
@@ -56,54 +52,9 @@ def _translate_hopper(program: Program, problem: Problem, gpu: GpuSpec) -> Kerne
     base = plan.base
     launch = Launch(
         base.entry, plan.threads, plan.smem_bytes, base.grid, base.args,
-        persistent=0 if plan.scheduler == 0 else 1,
+        persistent=0 if plan.scheduler == 0 else 1, cluster=plan.cluster,
     )  # fmt: skip
     return KernelSource(emit_sm90(plan), gpu.arch, (launch,), _tensors((base,)))
-
-
-def _translate_decode(program: Program, problem: Problem, gpu: GpuSpec) -> KernelSource:
-    """A kernel for one split of the keys, and one that combines the splits."""
-    if gpu.sm != 90:
-        raise PlanError(f"{gpu.name} (sm_{gpu.sm}) has no wgmma; use consumer_warpgroups = 0")
-    if len(program.kernels) != 2 or not is_pointwise(program.kernels[1]):
-        raise PlanError(
-            "a decode program has two kernels: over a split, and one that combines them"
-        )
-    last = program.kernels[1]
-    outputs = [t.name for t in last.tensors if t.output]
-    if len(outputs) != 1:
-        raise PlanError(f"a decode program writes one output, not {len(outputs)}")
-    plan = plan_decode(program, problem, gpu, outputs[0])
-    combine = plan_pointwise(
-        last,
-        used_scalars(program, last),
-        dependent=True,
-        groups=program.param("combine_groups", 1),
-    )
-    out = Writer()
-    out.line(f"// {problem.key} for {gpu.arch}")
-    out.line("// " + " ".join(f"{k}={v}" for k, v in program.params))
-    emit_decode(plan, out)
-    out.line()
-    emit_pointwise(combine, out)
-    base = plan.base
-    launches = (
-        Launch(base.entry, plan.threads, plan.smem_bytes, base.grid, base.args),
-        launch_pointwise(combine, if_split=True),
-    )
-    found = {
-        t.name: "out" if t.output else "in"
-        for k in program.kernels for t in k.tensors if not t.workspace
-    }  # fmt: skip
-    spaces = {t.name: t for k in program.kernels for t in k.tensors if t.workspace}
-    workspaces = tuple(
-        Workspace(name, ("splits", "batch", "kv_heads", "rows", str(t.columns)))
-        for name, t in spaces.items()
-    )
-    rule = SplitRule(
-        base.rows, plan.keys, program.param("split_blocks", 1), program.param("min_split_tiles", 1)
-    )
-    return KernelSource(out.text(), gpu.arch, launches, tuple(found.items()), workspaces, rule)
 
 
 def _tensors(plans: tuple[KernelPlan, ...]) -> tuple[tuple[str, str], ...]:

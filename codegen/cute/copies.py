@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from codegen.cute.plan import Buffer
+from codegen.cute.row_copies import Gathered, RowOrder, declare_row_lanes, row_loop
 from codegen.cute.writer import Writer
 
 
 def chunk_count(buffer: Buffer, threads: int) -> int:
     """Chunks that each thread moves."""
+    if buffer.by_rows:
+        return RowOrder.of(buffer, threads).count
     return -(-buffer.layout.rows * buffer.layout.chunks // threads)
 
 
@@ -40,6 +43,9 @@ def is_steady(buffer: Buffer, threads: int) -> bool:
 
 def declare_lanes(out: Writer, buffer: Buffer, threads: int) -> None:
     """Declare the thread's first address in stage 0, where the others are at constant distances."""
+    if buffer.by_rows:
+        declare_row_lanes(out, buffer, threads)
+        return
     if is_steady(buffer, threads):
         chunks = buffer.layout.chunks
         at = buffer.layout.offset_text(f"(tid / {chunks})", f"(tid % {chunks})")
@@ -47,12 +53,20 @@ def declare_lanes(out: Writer, buffer: Buffer, threads: int) -> None:
 
 
 @contextmanager
-def chunk_loop(out: Writer, buffer: Buffer, threads: int, source: Source | None) -> Iterator[None]:
+def chunk_loop(
+    out: Writer, buffer: Buffer, threads: int, source: Source | Gathered | None
+) -> Iterator[None]:
     """Loop over the chunks of a thread, giving `at` (its address in stage 0) and `pass`.
 
     With a source, also `from` (its address) and `valid`. Where a row's chunks divide the threads a
     thread keeps its column, so that addresses advance by a constant.
     """
+    if buffer.by_rows:
+        assert not isinstance(source, Source)
+        with row_loop(out, buffer, threads, source):
+            yield
+        return
+    assert not isinstance(source, Gathered)
     layout = buffer.layout
     total, passes = layout.rows * layout.chunks, chunk_count(buffer, threads)
     rows_per_pass = threads // layout.chunks

@@ -45,11 +45,18 @@ def _lanes(name: str, role: Role) -> str:
 
 
 def _declare_lanes(
-    out: Writer, name: str, layout: SharedLayout, offset: int, role: Role, rows: int
+    out: Writer, name: str, layout: SharedLayout, offset: int, role: Role, rows: int, share: int
 ) -> None:
-    """Declare the lane's addresses in stage 0 of a tile, one for each step of a swizzle period."""
+    """Declare the lane's addresses in stage 0 of a tile, one for each step of a swizzle period.
+
+    `share` is what a column warp has of the result's columns; 0 when every warp has them all.
+    """
     row = role.row + (f" + warp * {rows}" if role.warp_rows else "")
     half = f"({role.half} + warp * {rows // 8})" if role.warp_columns else role.half
+    if share and role in (B_T, B_T_TAIL):  # the result's columns are rows of the tile
+        row += f" + column_warp * {share}"
+    elif share and role is B:
+        half = f"({half} + column_warp * {share // 8})"
     xor = layout.xor_text(role.row)
     chunk = half if xor == "0" else f"({half} ^ {xor})"
     lanes = _lanes(name, role)
@@ -80,14 +87,15 @@ class GemmLowering:
                     continue
                 seen.add((name, role.suffix))
                 buffer = self._buffer(name)
-                _declare_lanes(self.out, name, buffer.layout, buffer.offset, role, self.rows)
+                share = self._share(stmt.out)
+                _declare_lanes(self.out, name, buffer.layout, buffer.offset, role, self.rows, share)
         for stmt in ast.walk(self.plan.kernel.body):
             if isinstance(stmt, ast.Reshape) and not self.plan.p_in_registers:
                 layout = SharedLayout(self.plan.rows, self._columns(stmt.name), 0)
                 if (stmt.name, A.suffix) not in seen:
                     seen.add((stmt.name, A.suffix))
                     offset = self.plan.p_offset
-                    _declare_lanes(self.out, stmt.name, layout, offset, A, self.rows)
+                    _declare_lanes(self.out, stmt.name, layout, offset, A, self.rows, 0)
         for name in self.plan.a_fragments:
             columns = self._buffer(name).layout.columns
             if columns // STEP:
@@ -107,6 +115,10 @@ class GemmLowering:
             raise PlanError(f"{name} is not a tile in registers")
         return fragment.columns
 
+    def _share(self, result: str) -> int:
+        """Columns of a GEMM's result that a warp has, where warps of the same rows share them."""
+        return 0
+
     def _shared_operands(self, stmt: ast.Gemm) -> list[tuple[str, Role]]:
         found = []
         if self.plan.buffer(stmt.a.name) is not None:
@@ -118,10 +130,9 @@ class GemmLowering:
 
     def _extent(self, stmt: ast.Gemm) -> int:
         """Length of the contracted axis."""
-        if (fragment := self.plan.fragment(stmt.a.name)) is not None and self.plan.buffer(
-            stmt.a.name
-        ) is None:
-            return fragment.columns
+        in_registers = self.plan.fragment(stmt.a.name) is not None
+        if in_registers and self.plan.buffer(stmt.a.name) is None:
+            return self._columns(stmt.a.name)
         layout = self._buffer(stmt.a.name).layout
         return layout.rows if stmt.a.transposed else layout.columns
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from space.constraints import CHUNK_BYTES, row_pitch_bytes
+from space.tiles import CHUNK_BYTES, row_pitch_bytes
 
 CHUNK_ELEMENTS = 8
 BANK_BYTES = 4

@@ -14,18 +14,19 @@ from codegen.tl import ast
 
 #: identifiers of the emitted frame, of its device functions and of C++ that a tile may be called
 _WORDS = """
-    M N a alibi_slope and arrive asm at at0 auto b batch bitand bitor blockDim blockIdx block_idx
-    block_n bool break c case catch ceil_div char chunk class column column_blocks compl const
-    constexpr consumer continue count cute d default delete diagonal do double drawn e else
-    enum erff exp2_approx expect explicit export extern fabsf false first float fmaf fmaxf for
-    friend from goto gridDim group grown h head heads high hold huge if index inline int
-    int64_t inverse j k kept kind l lane last ldsm ldsm_t leader left limit long low m max min mma
-    moved mutable n name namespace new noexcept not nullptr operator or out out_at out_row own
-    own_row0 pack panel part pass pin plane planes private protected public quad_max quad_sum r
-    register rest return ring row row0 row_blocks scale short signed sizeof smem smem_at source
-    split splits stage static struct switch t template this threadIdx throw ticket tickets tid
-    tile tiles tiles_per_split total true try typedef typename uint128_t uint16_t uint32_t
-    uint64_t union unpack unsigned using valid values var virtual void volatile wait warp
+    M N a alibi_slope and arrive arrive_in asm at at0 auto b batch begin_cluster bitand bitor
+    blockDim blockIdx block_idx block_n bool break c case catch ceil_div char chunk class
+    cluster_rank cluster_row0 column column_blocks compl const constexpr consumer continue count
+    cute d default delete diagonal do double drawn e else end_cluster enum erff exp2_approx
+    expect explicit export extern fabsf false first float fmaf fmaxf for friend from goto
+    gridDim group grown h head heads high hold huge if index inline int int64_t inverse j k kept
+    kind l lane last ldsm ldsm_t leader left limit long low m max min mma moved mutable n name
+    namespace new noexcept not nullptr operator or out out_at out_row own own_row0 pack panel
+    part pass pin plane planes private protected public quad_max quad_sum r register rest return
+    ring row row0 row_blocks scale short signed sizeof smem smem_at source split splits stage
+    static struct switch t template this threadIdx throw ticket tickets tid tile tiles
+    tiles_per_split total true try typedef typename uint128_t uint16_t uint32_t uint64_t union
+    unpack unsigned using valid values var virtual void volatile wait warp
     warpgroup while width within x xor y z
 """
 RESERVED = frozenset(_WORDS.split())
@@ -37,27 +38,32 @@ _SUFFIXES = """
 DERIVED = tuple(_SUFFIXES.split())
 
 
-def safe(program: ast.Program) -> ast.Program:
+def safe(
+    program: ast.Program, words: frozenset[str] = frozenset(), suffixes: tuple[str, ...] = ()
+) -> ast.Program:
     """Return the program with colliding names changed.
 
-    Raises PlanError where the name is a launch argument: a tensor's or a run-time scalar's.
+    `words` and `suffixes` are those of a frame that uses more than the common ones. Raises
+    PlanError where the name is a launch argument: a tensor's or a run-time scalar's.
     """
+    reserved, derived = RESERVED | words, DERIVED + suffixes
     for scalar in program.scalars:
-        if scalar in RESERVED and scalar != "scale":  # which is the kernel's own
+        if scalar in reserved and scalar != "scale":  # which is the kernel's own
             raise PlanError(f"a scalar cannot be called {scalar}: the kernel uses the name")
-    return replace(program, kernels=tuple(_kernel(k) for k in program.kernels))
+    kernels = tuple(_kernel(k, reserved, derived) for k in program.kernels)
+    return replace(program, kernels=kernels)
 
 
-def _kernel(kernel: ast.Kernel) -> ast.Kernel:
+def _kernel(kernel: ast.Kernel, reserved: frozenset[str], suffixes: tuple[str, ...]) -> ast.Kernel:
     tensors = {t.name for t in kernel.tensors}
     loops = {s.var for s in ast.walk(kernel.body) if isinstance(s, ast.For)}
     names = {t.name for t in kernel.tiles} | loops
-    derived = {f"{n}_{suffix}" for n in names | tensors for suffix in DERIVED}
+    derived = {f"{n}_{suffix}" for n in names | tensors for suffix in suffixes}
     derived |= {f"g{t}" for t in tensors}
     for tensor in sorted(tensors):
-        if tensor in RESERVED:
+        if tensor in reserved:
             raise PlanError(f"a tensor cannot be called {tensor}: the kernel uses the name")
-    renamed = {name: f"{name}_" for name in sorted(names - tensors) if name in RESERVED | derived}
+    renamed = {name: f"{name}_" for name in sorted(names - tensors) if name in reserved | derived}
     if not renamed:
         return kernel
     tiles = tuple(replace(t, name=renamed.get(t.name, t.name)) for t in kernel.tiles)

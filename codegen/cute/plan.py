@@ -25,8 +25,8 @@ from codegen.cute.structure import (
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
-from space.constraints import WARP
 from space.gpu import GpuSpec
+from space.tiles import WARP
 from space.variant import Problem
 
 
@@ -38,6 +38,7 @@ class Buffer:
     layout: SharedLayout
     stages: int
     offset: int
+    by_rows: bool = False  #: a thread's chunks are of few rows, each of which it finds once
 
     @property
     def bytes(self) -> int:

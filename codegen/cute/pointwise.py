@@ -10,98 +10,26 @@ number that the threads of a row hold alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from codegen.cute.expressions import Environment, cxx
+from codegen.cute.pointwise_plan import (
+    WIDTH,
+    Ahead,
+    PointwisePlan,
+    gathered_by,
+    launch_pointwise,
+)
 from codegen.cute.statements import ARITHMETIC, ELEMENTWISE, comment
-from codegen.cute.structure import loads
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
-from codegen.kernel import Arg, ArgKind, GridAxis, Launch
+from codegen.kernel import ArgKind
 from codegen.tl import ast
-from codegen.tl.flow import all_written, reads, written
 from codegen.tl.printer import to_text
 
-WIDTH = 4  #: columns of a thread
-THREADS = 128  #: of a block, unless its groups need more
-#: registers for what a loop loads ahead, and the most steps that are
-AHEAD_REGISTERS, AHEAD_STEPS = 20, 8
-#: what a loop may gather in a tile, and the value from which every group of threads starts
-GATHERED = {"Max": float("-inf"), "Add": 0.0}
-
+#: lets the kernel behind be scheduled; it waits itself for what this one stores. Not said at a
+#: kernel's start: blocks of the next would go to the few SMs with room, and wait for each other
+START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
 #: waits until the kernel before has ended and its stores are visible
 WAIT_FOR_KERNEL_BEFORE = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
-
-
-@dataclass(frozen=True, slots=True)
-class PointwisePlan:
-    """One kernel: `groups` of `lanes` threads share a row, a block has `rows` rows.
-
-    A block of several groups has one row.
-    """
-
-    kernel: ast.Kernel
-    columns: int
-    lanes: int
-    groups: int
-    rows: int
-    scalars: tuple[str, ...]
-    dependent: bool
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.lanes * self.groups * self.rows
-
-    @property
-    def smem_bytes(self) -> int:
-        """Shared memory by which groups join a tile and a row vector."""
-        return 4 * (WIDTH + 1) * self.threads if self.groups > 1 else 0
-
-    def is_vector(self, name: str) -> bool:
-        """Whether `name` is one number a row."""
-        return any(t.name == name and t.columns == 1 for t in self.kernel.tiles)
-
-
-def is_pointwise(kernel: ast.Kernel) -> bool:
-    """Whether a kernel has no product and no tile in shared memory."""
-    found = any(isinstance(s, ast.Gemm) for s in ast.walk(kernel.body))
-    return not found and not loads(ast.walk(kernel.body))
-
-
-def plan_pointwise(
-    kernel: ast.Kernel, scalars: tuple[str, ...], dependent: bool, groups: int = 1
-) -> PointwisePlan:
-    """Plan a kernel; `dependent` says that it may be scheduled while the one before it ends.
-
-    `groups` of threads share the steps of its loops, which pays where rows are few.
-
-    Raises PlanError when its tiles have different columns, or columns no 4 of which lie together.
-    """
-    wide = {t.columns for t in kernel.tiles if t.columns > 1}
-    if len(wide) != 1:
-        raise PlanError(f"tiles of {kernel.name} have {sorted(wide)} columns, one number is wanted")
-    (columns,) = wide
-    if columns % WIDTH:
-        raise PlanError(f"{columns} columns of {kernel.name} are not a multiple of {WIDTH}")
-    lanes = columns // WIDTH
-    rows = max(1, THREADS // lanes) if groups == 1 else 1
-    return PointwisePlan(kernel, columns, lanes, groups, rows, scalars, dependent)
-
-
-def launch_pointwise(plan: PointwisePlan, if_split: bool) -> Launch:
-    """How the kernel is started: a block for each `rows` rows of a plane."""
-    args = [Arg(ArgKind.POINTER, t.name) for t in plan.kernel.tensors]
-    for t in plan.kernel.tensors:
-        if not t.workspace:
-            args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
-    args += [Arg(ArgKind.INT, n) for n in ("rows", "group", "kv_heads", "batch", "splits")]
-    args += [Arg(ArgKind.FLOAT, s) for s in plan.scalars]
-    grid = (GridAxis("rows", plan.rows), GridAxis("kv_heads", 1), GridAxis("batch", 1))
-    return Launch(
-        plan.kernel.name, plan.threads, plan.smem_bytes, grid, tuple(args), if_split=if_split,
-        dependent=plan.dependent,
-    )  # fmt: skip
 
 
 def emit_pointwise(plan: PointwisePlan, out: Writer) -> None:
@@ -153,79 +81,63 @@ class _Emitter:
 
     def _body(self, body: tuple[ast.Stmt, ...]) -> None:
         out = self.out
+        loops = {id(s): Ahead.of(self.plan, s, n) for n, s in enumerate(body)
+                 if isinstance(s, ast.For)}  # fmt: skip
+        started = False
         for stmt in body:
+            if isinstance(stmt, ast.For) and not started:
+                started = True
+                for ahead in loops.values():  # later loops' first loads wait for no earlier loop
+                    self._start(ahead)
             comment(out, stmt)
             if isinstance(stmt, ast.For):
-                self._loop(stmt)
+                self._loop(loops[id(stmt)])
             else:
                 self._emit(stmt)
 
-    def _loop(self, stmt: ast.For) -> None:
-        """A loop whose loads are issued for several steps before the first is used."""
-        out, var = self.out, stmt.var
-        loaded = [s for s in stmt.body if isinstance(s, ast.Copy) and s.src is ast.Memory.GLOBAL]
-        if any(isinstance(s, ast.Copy) and s.dst is ast.Memory.GLOBAL for s in stmt.body):
-            raise PlanError(f"loop {var} of a pointwise kernel stores what a later step may load")
-        gathered = self._gathered(stmt)
-        words = sum(1 if self.plan.is_vector(s.name) else WIDTH for s in loaded)
-        steps = min(AHEAD_STEPS, AHEAD_REGISTERS // max(words, 1))
-        lo, hi = cxx(stmt.lo, {}, bound=True), cxx(stmt.hi, {}, bound=True)
-        first, groups = f"{var}_first", self.plan.groups
-        ahead = f"{first} + k" + (f" * {groups}" if groups > 1 else "")
-        out.line("#pragma unroll 1")
-        start = f"int {first} = {lo}" + (" + group_at" if groups > 1 else "")
-        with out.block(f"for ({start}; {first} < {hi}; {first} += {groups * steps})"):
-            for copy in loaded:
-                wide = "" if self.plan.is_vector(copy.name) else f"[{WIDTH}]"
-                out.line(f"float {copy.name}_next[{steps}]{wide};")
-                at = self._element(copy, {var: first})
+    def _start(self, ahead: Ahead) -> None:
+        """Declare what a loop loads ahead, and load its first steps."""
+        out = self.out
+        for copy in ahead.loaded:
+            comment(out, copy)
+            wide = "" if self.plan.is_vector(copy.name) else f"[{WIDTH}]"
+            out.line(f"float {ahead.name(copy)}[{ahead.steps}]{wide};")
+        lo = cxx(ahead.loop.lo, {}, bound=True)
+        own = " + group_at" if self.plan.groups > 1 else ""
+        out.line(f"int {ahead.first} = {lo}{own};")
+        self._load_ahead(ahead)
+
+    def _load_ahead(self, ahead: Ahead) -> None:
+        """Load the steps from `first` on that there are."""
+        out, groups = self.out, self.plan.groups
+        with out.block(""):
+            for copy in ahead.loaded:
+                at = self._element(copy, {ahead.loop.var: ahead.first})
                 out.line(f"float const* {copy.name}_from = {at};")
-            with out.unrolled("k", steps):
-                for copy in loaded:
-                    comment(out, copy)
-                    with out.block(f"if ({ahead} < {hi})"):
-                        self._load(copy, f"{copy.name}_next[k]", f"{copy.name}_from")
+            with out.unrolled("k", ahead.steps):
+                for copy in ahead.loaded:
+                    with out.block(f"if ({ahead.step(groups)} < {ahead.end})"):
+                        self._load(copy, f"{ahead.name(copy)}[k]", f"{copy.name}_from")
                     step = f"{self._tensor(copy).name}_step"
                     stride = f"{groups} * {step}" if groups > 1 else step
                     out.line(f"{copy.name}_from += {stride};")
-            with out.unrolled("k", steps), out.block(f"if ({ahead} < {hi})"):
-                for copy in loaded:
-                    self._each(copy.name, self._at(copy.name, f"{copy.name}_next[k]"))
-                self._body(tuple(s for s in stmt.body if s not in loaded))
+
+    def _loop(self, ahead: Ahead) -> None:
+        """A loop whose loads are issued for several steps before the first is used."""
+        out, groups, loop = self.out, self.plan.groups, ahead.loop
+        gathered = gathered_by(self.plan.kernel, loop)
+        out.line("#pragma unroll 1")
+        with out.block(f"while ({ahead.first} < {ahead.end})"):
+            there = f"if ({ahead.step(groups)} < {ahead.end})"
+            with out.unrolled("k", ahead.steps), out.block(there):
+                for copy in ahead.loaded:
+                    self._each(copy.name, self._at(copy.name, f"{ahead.name(copy)}[k]"))
+                self._body(tuple(s for s in loop.body if s not in ahead.loaded))
+            out.line(f"{ahead.first} += {groups * ahead.steps};")
+            with out.block(f"if ({ahead.first} < {ahead.end})"):
+                self._load_ahead(ahead)
         if groups > 1:
             self._join(gathered)
-
-    def _gathered(self, loop: ast.For) -> tuple[tuple[str, str], ...]:
-        """Return (tile, operator) of what the loop gathers over its steps.
-
-        Raises PlanError when a step hands the next one anything else.
-        """
-        found: dict[str, str] = {}
-        for s in loop.body:
-            match s:
-                case ast.Custom(op="Max", name=name) if (s.out or name) == name:
-                    found[name] = "Max"
-                case ast.Arith(op="Add", a=a, out=out) if a == out:
-                    found[a] = "Add"
-                case _:
-                    pass
-        fresh = {s.name for s in loop.body if isinstance(s, ast.Copy) and s.src is not None}
-        before = all_written(self.plan.kernel.body[: self.plan.kernel.body.index(loop)])
-        for s in loop.body:
-            written_here = written(s)
-            if written_here and written_here not in found:
-                fresh.add(written_here)
-            for name in reads(s) - fresh - {written_here or ""}:
-                if name in found or (name in all_written(loop.body) and name not in before):
-                    raise PlanError(f"{name} goes from one step of loop {loop.var} to the next")
-        for name, op in found.items():
-            fills = [
-                s for s in self.plan.kernel.body
-                if isinstance(s, ast.Custom) and s.op == "Fill" and (s.out or s.name) == name
-            ]  # fmt: skip
-            if [s.args for s in fills] != [(ast.Num(GATHERED[op]),)]:
-                raise PlanError(f"{name} is gathered and does not start at {GATHERED[op]}")
-        return tuple(found.items())
 
     def _join(self, gathered: tuple[tuple[str, str], ...]) -> None:
         """Give every group what all of them gathered, in the groups' order."""

@@ -3,7 +3,8 @@
 Producer and consumers are lists of waits and arrivals in the order in which the emitted loops do
 them. Playing them to the end for a few tile counts shows that none can wait for ever, and that no
 slot is filled before all its readers have let go of it. The consumers' turns at the tensor cores
-are waits too.
+are waits too. Blocks of a cluster are played together: each fills a part of a key tile's slot in
+all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from codegen.errors import PlanError
 BLOCKS = (3, 0, 1, 5, 2)
 #: key tiles that a warpgroup sees less than the one below it: of 64 keys and more, and of 32
 HIDDEN_TILES = (1, 2)
+#: rings whose tiles the blocks of a cluster load together
+SHARED = ("keys", "values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +37,34 @@ class Step:
 
 @dataclass(slots=True)
 class _Ring:
+    """One block's ring. `own` are the arrivals on `empty` of this block's consumers."""
+
     stages: int
     consumers: int
-    full: int = 0  #: uses that are filled
+    loaders: int  #: blocks that each fill a part of a slot
+    full: dict[int, int] = field(default_factory=dict)  #: use -> parts that are filled
     empty: dict[int, int] = field(default_factory=dict)  #: use -> consumers that let go of it
+    own: dict[int, int] = field(default_factory=dict)
+
+    def filled(self, index: int) -> bool:
+        """Whether use `index` may be read: all parts of it have come."""
+        return self.full.get(index, 0) == self.loaders
 
     def released(self, index: int) -> bool:
-        """Whether use `index` may be filled: all consumers let go of its slot's last use."""
-        return index < self.stages or self.empty.get(index - self.stages, 0) == self.consumers
+        """Whether the barrier says that use `index` may be filled."""
+        last, expected = index - self.stages, self.consumers * self.loaders
+        return last < 0 or self.empty.get(last, 0) == expected
+
+    def read(self, index: int) -> bool:
+        """Whether this block's consumers still read the slot that use `index` will fill."""
+        last = index - self.stages
+        return last >= 0 and self.own.get(last, 0) < self.consumers
+
+
+@dataclass(slots=True)
+class _Block:
+    rings: dict[str, _Ring]
+    turns: dict[str, int]
 
 
 def producer_steps(overlap: bool) -> Iterator[Step]:
@@ -120,6 +143,11 @@ def consumer_steps(
         counts["rows"] += 1
 
 
+def reached(ring: str, block: int, cluster: int) -> tuple[int, ...]:
+    """Return the blocks in which an arrival of `block` on a ring's barrier counts."""
+    return tuple(range(cluster)) if ring in SHARED else (block,)
+
+
 def check_protocol(
     row_stages: int,
     stages: int,
@@ -128,10 +156,14 @@ def check_protocol(
     skip: bool,
     late_rows: bool,
     pingpong: bool,
+    cluster: int = 1,
 ) -> None:
     """Play the protocol. Raises PlanError naming the barrier on which everybody waits."""
     for hidden in HIDDEN_TILES if skip else (0,):
-        _play(row_stages, stages, consumers, overlap, hidden, late_rows, pingpong)
+        for slow in range(cluster):
+            _play(
+                row_stages, stages, consumers, overlap, hidden, late_rows, pingpong, cluster, slow
+            )  # fmt: skip
 
 
 def _play(
@@ -142,42 +174,53 @@ def _play(
     hidden: int,
     late_rows: bool,
     pingpong: bool,
+    cluster: int,
+    slow: int,
 ) -> None:
-    rings = {
-        "rows": _Ring(row_stages, consumers),
-        "keys": _Ring(stages, consumers),
-        "values": _Ring(stages, consumers),
-    }
-    turns = {str(k): 0 for k in range(consumers)}
-    turns["0"] = 1  # which the last consumer passes before its first tile
-    actors = [producer_steps(overlap)]
-    for k in range(consumers):
-        order = (str(k), str((k + 1) % consumers)) if pingpong else None
-        actors.append(consumer_steps(overlap, (consumers - 1 - k) * hidden, late_rows, order))
-    current = [next(a, None) for a in actors]
+    """Play to the end, the consumers of block `slow` taking a step only when nobody else can."""
+    blocks: list[_Block] = []
+    actors: list[tuple[int, Iterator[Step]]] = []
+    for block in range(cluster):
+        rings = {name: _Ring(stages, consumers, cluster) for name in SHARED}
+        rings["rows"] = _Ring(row_stages, consumers, 1)
+        turns = {str(k): 0 for k in range(consumers)}
+        turns["0"] = 1  # which the last consumer passes before its first tile
+        blocks.append(_Block(rings, turns))
+        actors.append((block, producer_steps(overlap)))
+        for k in range(consumers):
+            order = (str(k), str((k + 1) % consumers)) if pingpong else None
+            later = (cluster - block) * consumers - 1 - k  # warpgroups with later rows
+            actors.append((block, consumer_steps(overlap, later * hidden, late_rows, order)))
+    first = slow * (consumers + 1) + 1
+    actors += [actors.pop(first) for _ in range(consumers)]
+    current = [next(steps, None) for _, steps in actors]
     while any(step is not None for step in current):
-        moved = False
-        for k, actor in enumerate(actors):
-            while (step := current[k]) is not None and _do(rings, turns, step):
-                current[k] = next(actor, None)
-                moved = True
-        if not moved:
+        for k, (block, steps) in enumerate(actors):
+            if (step := current[k]) is not None and _do(blocks, block, step):
+                current[k] = next(steps, None)
+                break
+        else:
             stuck = ", ".join(f"{s.side} {s.ring} {s.index}" for s in current if s is not None)
             raise PlanError(f"the barriers deadlock: everybody waits ({stuck})")
 
 
-def _do(rings: dict[str, _Ring], turns: dict[str, int], step: Step) -> bool:
-    """Do a step if it can be done now."""
+def _do(blocks: list[_Block], block: int, step: Step) -> bool:
+    """Do a step of a block if it can be done now."""
+    here, index = blocks[block], step.index
     if step.side == "turn":
         if step.action == "wait":
-            return turns[step.ring] > step.index
-        turns[step.ring] += 1
+            return here.turns[step.ring] > index
+        here.turns[step.ring] += 1
         return True
-    ring = rings[step.ring]
+    own = here.rings[step.ring]
     if step.action == "wait":
-        return ring.released(step.index) if step.side == "empty" else ring.full > step.index
-    if step.side == "full":
-        ring.full = step.index + 1
-    else:
-        ring.empty[step.index] = ring.empty.get(step.index, 0) + 1
+        return own.released(index) if step.side == "empty" else own.filled(index)
+    if step.side == "empty":
+        own.own[index] = own.own.get(index, 0) + 1
+    for other in reached(step.ring, block, len(blocks)):
+        ring = blocks[other].rings[step.ring]
+        if step.side == "full" and ring.read(index):
+            raise PlanError(f"the barriers let {step.ring} {index} overwrite a slot that is read")
+        arrivals = ring.full if step.side == "full" else ring.empty
+        arrivals[index] = arrivals.get(index, 0) + 1
     return True

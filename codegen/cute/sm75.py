@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from codegen.cute.copies import Source, chunk_count, chunk_loop, declare_lanes, stage_offset
+from codegen.cute.copies import (
+    Source,
+    chunk_count,
+    chunk_loop,
+    declare_lanes,
+    stage_offset,
+)
 from codegen.cute.plan import Buffer
-from codegen.cute.target import COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
+from codegen.cute.row_copies import Gathered
+from codegen.cute.target import BARRIER, COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
 from codegen.cute.writer import Writer
 from space.variant import DType
 
@@ -40,7 +47,9 @@ class Sm75:
                 out.line("SM75_16x8x8_F32F16F16F32_TN::fma(c[0], c[1], c[2], c[3],")
                 out.line(f"    a[{low}], a[{low + 1}], {b}, c[0], c[1], c[2], c[3]);")
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         """Define `load_X(index)`, global to registers, and `store_X(index)`, from there on."""
         name = buffer.name
         declare_lanes(out, buffer, threads)
@@ -62,10 +71,17 @@ class Sm75:
         """Load tile `index` into registers."""
         return f"load_{buffer.name}({index});"
 
-    def land(self, out: Writer, buffers: tuple[Buffer, ...], index: str, pending: int) -> None:
+    def land(
+        self,
+        out: Writer,
+        buffers: tuple[Buffer, ...],
+        index: str,
+        pending: int,
+        meet: str = BARRIER,
+    ) -> None:
         """Meet (readers of the buffer are done), store what is staged, and meet again."""
-        out.line("__syncthreads();")
+        if buffers:
+            out.line(BARRIER)
         for buffer in buffers:
             out.line(f"store_{buffer.name}({index});")
-        if buffers:
-            out.line("__syncthreads();")
+        out.line(meet)

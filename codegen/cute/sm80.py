@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from codegen.cute.copies import Source, chunk_loop, declare_lanes, stage_offset
 from codegen.cute.plan import Buffer
-from codegen.cute.target import COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
+from codegen.cute.row_copies import Gathered
+from codegen.cute.target import BARRIER, COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
 from codegen.cute.writer import Writer
 from space.variant import DType
 
@@ -44,7 +45,9 @@ class Sm80:
             out.line(f"SM80_16x8x8_F32{atom}F32_TN::fma(c[0], c[1], c[2], c[3],")
             out.line("    a[0], a[1], b, c[0], c[1], c[2], c[3]);")
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         """Define `copy_X(index)`, which starts cp.async of a tile; rows past the end are zero."""
         declare_lanes(out, buffer, threads)
         with out.block(f"auto copy_{buffer.name} = [&](int index)", "};"):
@@ -59,7 +62,14 @@ class Sm80:
         """Start the copy of tile `index`."""
         return f"copy_{buffer.name}({index});"
 
-    def land(self, out: Writer, buffers: tuple[Buffer, ...], index: str, pending: int) -> None:
+    def land(
+        self,
+        out: Writer,
+        buffers: tuple[Buffer, ...],
+        index: str,
+        pending: int,
+        meet: str = BARRIER,
+    ) -> None:
         """Wait until at most `pending` groups are in flight, then meet."""
         out.line(f"cp_async_wait<{pending}>();")
-        out.line("__syncthreads();")
+        out.line(meet)

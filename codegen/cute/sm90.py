@@ -2,24 +2,28 @@
 
 Barriers cannot deadlock by construction: producer and consumers walk the same tiles in the same
 order, a ring's slot and phase are functions of one running count, and every consumer arrives on
-`empty` exactly once for each time it waited on `full`, for skipped tiles too.
+`empty` exactly once for each time it waited on `full`, for skipped tiles too: on that of each block
+of its cluster, where blocks load tiles together.
 """
 
 from __future__ import annotations
 
+from codegen.cute import cluster
 from codegen.cute.masks import tile_of
 from codegen.cute.sm90_consumer import Consumer
 from codegen.cute.sm90_plan import Ring, Sm90Plan
 from codegen.cute.sm90_writer import Sm90Writer
 from codegen.cute.statements import comment
 from codegen.cute.target import COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
-from codegen.cute.wgmma import EXP2_FMA, PANEL_COLUMNS, define_product
+from codegen.cute.wgmma import EXP2_FMA, define_descriptor, define_product
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
 from codegen.cute.writer import Writer
 from codegen.kernel import ArgKind
 from codegen.tl import ast
 
 STEP = 16
+#: choices that change nothing of the text; programs made before there was one have it too
+UNSTATED = (("cluster", 1), ("swizzle", 128))
 
 BARRIERS_PRELUDE = """
 struct alignas(64) TensorMap { char bytes[128]; };
@@ -86,7 +90,8 @@ class _Emitter(Sm90Writer):
         plan, out = self.plan, self.out
         base = plan.base
         out.line(f"// {base.problem.key} for sm_90a")
-        out.line("// " + " ".join(f"{k}={v}" for k, v in base.program.params))
+        stated = [p for p in base.program.params if p not in UNSTATED]
+        out.line("// " + " ".join(f"{k}={v}" for k, v in stated))
         for header in ("copy_sm75", "copy_sm90", "copy_sm90_desc", "copy_sm90_tma"):
             out.line(f"#include <cute/arch/{header}.hpp>")
         out.lines(COMMON_PRELUDE)
@@ -96,7 +101,10 @@ class _Emitter(Sm90Writer):
         out.lines(UNPACK[base.problem.dtype])
         for part in (BARRIERS_PRELUDE, TILE_SLOTS_PRELUDE, WAITS_PRELUDE):
             out.lines(part)
+        if plan.cluster > 1:
+            out.lines(cluster.PRELUDE)
         out.lines(WGMMA_PRELUDE)
+        define_descriptor(out, self.row_ring.panel)
         if any(s.fma_share for s in base.softmaxes):
             out.lines(EXP2_FMA)
         if plan.q_in_registers:
@@ -110,7 +118,8 @@ class _Emitter(Sm90Writer):
 
     def _kernel(self) -> None:
         plan, out = self.plan, self.out
-        out.line(f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1)')
+        dims = f" __cluster_dims__({plan.cluster}, 1, 1)" if plan.cluster > 1 else ""
+        out.line(f'extern "C" __global__ void{dims} __launch_bounds__({plan.threads}, 1)')
         out.line(f"{plan.base.entry}(")
         parts = []
         for arg in plan.base.args:
@@ -135,7 +144,7 @@ class _Emitter(Sm90Writer):
                         out.line(f"initialize_barrier(*barrier_at({ring.barrier + stage}), 1);")
                         out.line(
                             f"initialize_barrier(*barrier_at({ring.empty + stage}), "
-                            f"{plan.consumers});"
+                            f"{plan.consumers * ring.loaders});"
                         )
                 if plan.scheduler == 2:
                     first, readers = plan.tile_barrier, 4 * plan.consumers
@@ -143,14 +152,20 @@ class _Emitter(Sm90Writer):
                         out.line(f"initialize_barrier(*barrier_at({first + slot}), 1);")
                         out.line(f"initialize_barrier(*barrier_at({first + 2 + slot}), {readers});")
                 out.line('asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");')
-            out.line("__syncthreads();")
-            out.line(f"int const row_blocks = ceil_div(M, {plan.base.rows});")
+            if plan.cluster > 1:
+                out.line("begin_cluster();")
+                out.line(f"int const cluster_rank = blockIdx.x % {plan.cluster};")
+            else:
+                out.line("__syncthreads();")
+            out.line(f"int const row_blocks = ceil_div(M, {plan.cluster * plan.base.rows});")
             out.line("int const planes = heads * batch, tiles = row_blocks * planes;")
             self.statements.declare_diagonal()
             with out.block("if (warpgroup == 0)"):
                 self._producer()
             with out.block("else"):
                 self.consumer.write()
+            if plan.cluster > 1:
+                out.line("end_cluster();")
 
     # ---- producer ------------------------------------------------------------------------------
 
@@ -200,14 +215,17 @@ class _Emitter(Sm90Writer):
             out.line(f"uint32_t const slot = {name}_count % {ring.stages};")
             out.line(f"wait({ring.empty} + slot, ({name}_count / {ring.stages} & 1) ^ 1);")
             out.line(f"expect({ring.barrier} + slot, {ring.stage_bytes});")
+            atom, to, part = "SM90_TMA_LOAD_4D", "", ""
+            if ring.loaders > 1:
+                atom, to = "SM90_TMA_LOAD_MULTICAST_4D", f" {cluster.everyone(ring.loaders)},"
+                part = f" + cluster_rank * {ring.box_rows * ring.panel.row_bytes}"
+                row = f"{row} + cluster_rank * {ring.box_rows}"
             with out.unrolled("panel", ring.panels):
                 hint = "kEvictFirst" if ring.per_tile else "kEvictLast"
-                out.line(
-                    f"SM90_TMA_LOAD_4D::copy(&map{name}, barrier_at({ring.barrier} + slot), {hint},"
-                )
+                out.line(f"{atom}::copy(&map{name}, barrier_at({ring.barrier} + slot),{to} {hint},")
                 out.line(
                     f"    smem + {ring.offset} + slot * {ring.stage_bytes} + "
-                    f"panel * {ring.panel_bytes},"
+                    f"panel * {ring.panel_bytes}{part},"
                 )
-                out.line(f"    panel * {PANEL_COLUMNS}, {row}, {head}, batch);")
+                out.line(f"    panel * {ring.panel.columns}, {row}, {head}, batch);")
             out.line(f"++{name}_count;")

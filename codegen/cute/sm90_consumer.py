@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 from codegen.cute.copies import Source
 from codegen.cute.plan import Buffer, LoopPlan
+from codegen.cute.row_copies import Gathered
 from codegen.cute.sm90_plan import Sm90Plan
 from codegen.cute.sm90_writer import STEP, Sm90Writer
 from codegen.cute.statements import Statements, comment
-from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, product_name
+from codegen.cute.target import BARRIER
+from codegen.cute.wgmma import product_name
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
 from space.hopper import WARPGROUP_ROWS
+from space.tiles import CHUNK_BYTES
 from space.variant import DType
 
 #: named barriers: 0 is __syncthreads
@@ -55,13 +57,22 @@ class NoCopies:
     def prelude(self, out: Writer, dtype: DType) -> None:
         raise PlanError("the Hopper back end writes its own prelude")
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         raise PlanError(f"{buffer.name} travels by TMA")
 
     def issue(self, buffer: Buffer, index: str) -> str:
         raise PlanError(f"{buffer.name} travels by TMA")
 
-    def land(self, out: Writer, buffers: tuple[Buffer, ...], index: str, pending: int) -> None:
+    def land(
+        self,
+        out: Writer,
+        buffers: tuple[Buffer, ...],
+        index: str,
+        pending: int,
+        meet: str = BARRIER,
+    ) -> None:
         raise PlanError("tiles travel by TMA")
 
 
@@ -170,19 +181,21 @@ class Consumer(Sm90Writer):
 
     def _read_rows(self) -> None:
         """Read this warpgroup's rows as A operands of all steps, and give their slot back."""
-        out, ring = self.out, self.row_ring
+        out, ring, panel = self.out, self.row_ring, self.row_ring.panel
         steps = -(-ring.columns // STEP)
         out.line(f"uint32_t {ring.name}_r[{steps}][4];")
         with out.block(""):
             out.line(f"int const row = consumer * {WARPGROUP_ROWS} + warp % 4 * 16 + (lane & 15);")
             out.line(
                 f"uint32_t const rows_at = smem_at + {ring.offset} + "
-                f"{ring.name}_count % {ring.stages} * {ring.stage_bytes} + row * {ROW_BYTES};"
+                f"{ring.name}_count % {ring.stages} * {ring.stage_bytes} + "
+                f"row * {panel.row_bytes};"
             )
             with out.unrolled("k", steps):
+                chunk = panel.swizzled(f"k % {panel.steps} * 2 + (lane >> 4)", "row")
                 out.line(
-                    f"ldsm({ring.name}_r[k], rows_at + k / 4 * {ring.panel_bytes} + "
-                    f"((k % 4 * 2 + (lane >> 4)) ^ (row & 7)) * {CHUNK_BYTES});"
+                    f"ldsm({ring.name}_r[k], rows_at + k / {panel.steps} * {ring.panel_bytes} + "
+                    f"{chunk} * {CHUNK_BYTES});"
                 )
         out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
         self._give_rows_back()
@@ -236,7 +249,7 @@ class Consumer(Sm90Writer):
                 out.line(
                     f"uint64_t const a = tile_descriptor(smem_at + {q.offset} + "
                     f"{q.name}_count % {q.stages} * {q.stage_bytes} + "
-                    f"consumer * {WARPGROUP_ROWS * ROW_BYTES}, 16);"
+                    f"consumer * {WARPGROUP_ROWS * q.panel.row_bytes}, 16);"
                 )
             out.line(
                 f"uint64_t const b = tile_descriptor(smem_at + {k.offset} + "
@@ -246,7 +259,8 @@ class Consumer(Sm90Writer):
             name = product_name(k.rows, held, False)
             a = f"{q.name}_r[k]" if held else f"a + (panel * {q.panel_bytes} + within) / 16"
             with out.unrolled("k", -(-k.columns // STEP)):
-                out.line("int const panel = k / 4, within = k % 4 * 32;")
+                steps = k.panel.steps
+                out.line(f"int const panel = k / {steps}, within = k % {steps} * 32;")
                 out.line(
                     f"{name}({stmt.out}, {a}, b + (panel * {k.panel_bytes} + within) / 16, k > 0);"
                 )
@@ -264,10 +278,9 @@ class Consumer(Sm90Writer):
             )
             out.line("warpgroup_fence();")
             name = product_name(self.out_columns(), True, True)
+            core = STEP * v.panel.row_bytes // CHUNK_BYTES
             with out.unrolled("k", v.rows // STEP):
-                out.line(
-                    f"{name}({stmt.out}, {stmt.a.name}_a[0][k], b + k * {2 * CORE_BYTES // 16}, 1);"
-                )
+                out.line(f"{name}({stmt.out}, {stmt.a.name}_a[0][k], b + k * {core}, 1);")
             out.line("warpgroup_commit();")
 
     def _front(self, after_product: bool) -> None:
@@ -351,21 +364,23 @@ class Consumer(Sm90Writer):
             return
         fragment = plan.base.fragment(stmt.name)
         assert fragment is not None
-        panel_count = -(-fragment.columns // PANEL_COLUMNS)
+        ring, panel = self.row_ring, self.row_ring.panel
         tensor = stmt.target or stmt.name
         comment(out, stmt)
         if not plan.out_in_rows:
             out.line("// the previous tile's store has read the buffer")
             out.line('if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");')
             out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
-        own = WARPGROUP_ROWS * ROW_BYTES
-        ring = self.row_ring
+        own = WARPGROUP_ROWS * panel.row_bytes
         slot = f" + {ring.name}_count % {ring.stages} * {ring.stage_bytes}"
         slot = slot if plan.out_in_rows else ""
         out.line(f"uint32_t const out_at = {plan.out_offset}{slot} + consumer * {own};")
         out.line("int const out_row = warp % 4 * 16 + (lane & 15);")
-        chunk = f"((n % 8 + (lane >> 4)) ^ (out_row & 7)) * {CHUNK_BYTES}"
-        at = f"out_at + n / 8 * {plan.out_panel_bytes} + out_row * {ROW_BYTES} + {chunk}"
+        chunk = panel.swizzled(f"n % {panel.chunks} + (lane >> 4)", "out_row")
+        at = (
+            f"out_at + n / {panel.chunks} * {plan.out_panel_bytes} + "
+            f"out_row * {panel.row_bytes} + {chunk} * {CHUNK_BYTES}"
+        )
         out.line("#pragma unroll")
         with out.block(f"for (int n = 0; n + 1 < {fragment.n_atoms}; n += 2)"):
             out.line(f"float const(&x)[4] = {stmt.name}[0][n];")
@@ -382,12 +397,12 @@ class Consumer(Sm90Writer):
         out.line("tma_store_fence();")
         out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
         with out.block("if (leader && own_row0 < M)"):
-            with out.unrolled("panel", panel_count):
+            with out.unrolled("panel", panel.count(fragment.columns)):
                 out.line(
                     f"SM90_TMA_STORE_4D::copy(&map{tensor}, smem + out_at + "
                     f"panel * {plan.out_panel_bytes},"
                 )
-                out.line(f"    panel * {PANEL_COLUMNS}, own_row0, head, batch);")
+                out.line(f"    panel * {panel.columns}, own_row0, head, batch);")
             out.line("tma_store_arrive();")
         if plan.out_in_rows:
             with out.block("if (leader)"):

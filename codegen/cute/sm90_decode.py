@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from codegen.cute.panel import Panel
 from codegen.cute.sm90 import BARRIERS_PRELUDE, WAITS_PRELUDE
-from codegen.cute.sm90_decode_consumer import BARRIERS_MADE, DecodeConsumer
+from codegen.cute.sm90_decode_consumer import BARRIERS_MADE, ROWS_ISSUED, DecodeConsumer
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.statements import comment
 from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
-from codegen.cute.wgmma import PANEL_COLUMNS, ROW_BYTES, define_product
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
+from codegen.cute.wgmma import define_descriptor, define_product
 from codegen.cute.writer import Writer
 from codegen.kernel import ArgKind
 from codegen.tl import ast
+from space.decode import PANEL_COLUMNS, ROW_BYTES
 from space.hopper import WARPGROUP_ROWS
 
 PRELUDE = """
@@ -73,6 +75,7 @@ class _Emitter:
         out.lines(BARRIERS_PRELUDE)
         out.lines(WAITS_PRELUDE)
         out.lines(WGMMA_PRELUDE)
+        define_descriptor(out, Panel())
         out.lines(PRELUDE)
         define_product(out, dtype, plan.keys, False, b_rows=False)
         define_product(out, dtype, plan.own_columns, True, b_rows=True)
@@ -156,19 +159,35 @@ class _Emitter:
                     out.line(f"initialize_barrier(*barrier_at({part.barrier} + stage), 1);")
                     out.line(f"initialize_barrier(*barrier_at({part.empty} + stage), 1);")
             out.line('asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");')
-        out.line("// the consumers may wait on the barriers now; the keys do not wait for them")
+            self._first_tile()
+        out.line("// the consumers may wait on the barriers now")
         out.line("__syncwarp();")
         out.line(f"named_arrive({BARRIERS_MADE}, {plan.threads});")
+        out.line("// the first product waits for the rows: they come before the second tile")
+        out.line(f"named_sync({ROWS_ISSUED}, {plan.threads});")
         with out.block(f"if (threadIdx.x == {128 * plan.consumers})"):
-            out.line("uint32_t count = 0;")
+            out.line("uint32_t count = 1;")
             out.line("#pragma unroll 1")
-            with out.block(f"for (int {var} = {var}_lo; {var} < {var}_hi; ++{var}, ++count)"):
+            head = f"for (int {var} = {var}_lo + 1; {var} < {var}_hi; ++{var}, ++count)"
+            with out.block(head):
                 out.line(f"uint32_t const slot = count % {plan.stages};")
                 out.line(f"uint32_t const parity = (count / {plan.stages} & 1) ^ 1;")
-                if plan.page:
-                    self._page_numbers()
-                for part in plan.parts:
-                    self._load(part)
+                self._tile()
+
+    def _first_tile(self) -> None:
+        """Load the first tile: its place was never used."""
+        out, var = self.out, self.var
+        with out.block(f"if ({var}_lo < {var}_hi)"):
+            out.line(f"int const {var} = {var}_lo;")
+            out.line("uint32_t const slot = 0, parity = 1;")
+            self._tile()
+
+    def _tile(self) -> None:
+        """Load tile `i` into `slot`, part by part."""
+        if self.plan.page:
+            self._page_numbers()
+        for part in self.plan.parts:
+            self._load(part)
 
     def _page_numbers(self) -> None:
         """Declare the pages of a tile. Past the sequence's last key the row is one past a page."""

@@ -7,24 +7,23 @@ follower with the same place in the fragment, so that the follower rescales and 
 from __future__ import annotations
 
 from codegen.cute.masks import MaskPlan
+from codegen.cute.panel import Panel
 from codegen.cute.plan import LoopPlan
-from codegen.cute.pointwise import packed_row
+from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
 from codegen.cute.sm90_consumer import NoCopies, WgmmaStatements
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.sm90_decode_store import OWN_BARRIER, STEP, ResultStore
 from codegen.cute.statements import comment
-from codegen.cute.wgmma import CORE_BYTES, PANEL_COLUMNS, ROW_BYTES, product_name
+from codegen.cute.wgmma import product_name
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.constraints import CHUNK_BYTES
-from space.hopper import WARPGROUP_ROWS, panels
+from space.decode import PANEL_COLUMNS, ROW_BYTES, panels
+from space.hopper import WARPGROUP_ROWS
+from space.tiles import CHUNK_BYTES
 
-#: lets the kernel behind be scheduled. Not at the start, nor before the end of a block that fills
-#: an SM: its blocks would go to the few SMs that have room, and wait there for one another
-START_KERNEL_BEHIND = 'asm volatile("griddepcontrol.launch_dependents;" ::: "memory");'
-#: named barriers of the exchange of P, and of the loading warp's word that its barriers are there
-P_FULL, P_EMPTY, BARRIERS_MADE = 3, 4, 5
+#: named barriers of the exchange of P, and of what the loading warp and the others tell each other
+P_FULL, P_EMPTY, BARRIERS_MADE, ROWS_ISSUED = 3, 4, 5, 6
 
 
 class DecodeConsumer:
@@ -76,6 +75,7 @@ class DecodeConsumer:
                     f"((j % {8 // lanes} * {lanes} + lane_at) ^ (r & 7)) * {CHUNK_BYTES}"
                 )
                 out.line(f"copy_chunk({at}, from + j * {lanes * 8}, row < rows{own});")
+        out.line(f"named_arrive({ROWS_ISSUED}, {plan.threads});")
         out.line('asm volatile("cp.async.wait_all;" ::: "memory");')
         out.line("visible_to_async();")
         out.line("// all rows are there, and the barriers")
@@ -175,10 +175,9 @@ class DecodeConsumer:
             out.line(f"uint64_t const b = tile_descriptor(values_at, {part.panel_bytes});")
             out.line("warpgroup_fence();")
             name = product_name(plan.own_columns, True, True)
+            step = 2 * Panel().core_bytes // 16  # 16 rows down a panel
             with out.unrolled("k", plan.keys // STEP):
-                out.line(
-                    f"{name}({stmt.out}, {self.p}_a[0][k], b + k * {2 * CORE_BYTES // 16}, 1);"
-                )
+                out.line(f"{name}({stmt.out}, {self.p}_a[0][k], b + k * {step}, 1);")
             out.line("warpgroup_commit();")
 
     def _clear_tail(self, consumer: int, part: Part, tile: str) -> None:
@@ -347,7 +346,7 @@ class DecodeConsumer:
         """Normalise, and store: the output itself, or this split's part of it and its sum."""
         out, plan = self.out, self.plan
         name = plan.product.out
-        if plan.consumers == 1:
+        if plan.combine_early:
             out.line(START_KERNEL_BEHIND)
         if consumer == 0:
             if plan.consumers > 1:
@@ -365,7 +364,7 @@ class DecodeConsumer:
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy):
                 self.results.store(stmt, consumer)
-        if plan.consumers > 1:
+        if not plan.combine_early:
             out.line(START_KERNEL_BEHIND)
 
     def _send_inverse(self) -> None:

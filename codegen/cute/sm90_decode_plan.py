@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.cute.bias import uses_distance
+from codegen.cute.decode_protocol import Rings, check_decode_protocol
 from codegen.cute.layout import Fragment
 from codegen.cute.masks import has_sinks
 from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
@@ -30,14 +31,19 @@ from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
 from space.decode import (
     BARRIER_BYTES,
+    PANEL_COLUMNS,
+    ROW_BYTES,
     decode_smem_bytes,
     decode_threads,
     exchange_bytes,
+    panels,
 )
 from space.gpu import GpuSpec
-from space.hopper import PANEL_COLUMNS, REGISTERS_BY_ROLE, ROW_BYTES, WARPGROUP_ROWS, panels
+from space.hopper import REGISTERS_BY_ROLE, WARPGROUP_ROWS
 from space.params import Point
 from space.variant import Problem
+
+NOT_HERE = "has no lowering in a Hopper decode kernel; leave it to prefill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class DecodePlan:
     stages: int
     blocks_per_sm: int
     overlap: bool
+    combine_early: bool  #: the kernel behind may be scheduled before this one's results are stored
     evict_first: bool  #: keys and values leave the L2 first
     page: int
     exchange_offset: int
@@ -132,10 +139,11 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
     if rows != WARPGROUP_ROWS:
         raise PlanError(f"a Hopper decode kernel has {WARPGROUP_ROWS} packed rows, not {rows}")
     stages = program.param("stages")
+    if bias_names(kernel.body) or uses_distance(kernel):
+        raise PlanError(f"a bias or alibi {NOT_HERE}")
     loop = loop_plan(program, kernel, loops[0], stages=1)
-    positional = bias_names(kernel.body) or uses_distance(kernel)
-    if positional or has_sinks(loop.masks):
-        raise PlanError("a Hopper decode kernel has no bias, no alibi and no window with sinks")
+    if has_sinks(loop.masks):
+        raise PlanError(f"a window with sinks {NOT_HERE}")
     front, scores, product = _split(loop.body)
     wide = number_columns(kernel, product.out)
     parts, end = _parts(kernel, problem, scores, product, consumers, stages)
@@ -149,6 +157,8 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         raise PlanError(
             f"{smem} bytes of shared memory wanted, {gpu.smem_per_block_bytes} on {gpu.name}"
         )
+    overlap = bool(program.param("overlap", 1))
+    check_decode_protocol(_rings(parts, scores.b.name, product.b.name, stages, overlap))
     fragments, vectors = register_tiles(kernel, WARPGROUP_ROWS // 16)
     own = tuple(
         (n, Fragment(f.rows, wide // consumers, f.warps) if n == product.out else f)
@@ -199,7 +209,8 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         consumers=consumers,
         stages=stages,
         blocks_per_sm=base.blocks_per_sm,
-        overlap=bool(program.param("overlap", 1)),
+        overlap=overlap,
+        combine_early=bool(program.param("combine_early", 0)),
         evict_first=bool(program.param("evict_first", 0)),
         page=problem.page,
         exchange_offset=end,
@@ -267,6 +278,15 @@ def _parts(
         part("values", product.b.name, second, own, 0, own, 1),
     )
     return found_own, second + stages * own * panel_bytes
+
+
+def _rings(parts: tuple[Part, ...], keys: str, values: str, stages: int, overlap: bool) -> Rings:
+    """What the barriers' protocol depends on."""
+    read = tuple(p.name for p in parts if p.tensor == keys)
+    own = [p for p in parts if p.tensor == values and p.name != "rest"]
+    by_consumer = tuple(p.name for p in sorted(own, key=lambda p: p.releaser))
+    only = next(n for n in read if n not in by_consumer)
+    return Rings(tuple(p.name for p in parts), read, only, by_consumer, stages, overlap)
 
 
 def _args(

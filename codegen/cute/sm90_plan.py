@@ -10,31 +10,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.cute.panel import CORE_ROWS, Panel
 from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
 from codegen.cute.protocol import check_protocol
 from codegen.cute.structure import bias_names, block_rows, loads, number, stores, used_scalars
-from codegen.cute.wgmma import PANEL_COLUMNS, ROW_BYTES
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
 from space.gpu import GpuSpec
 from space.hopper import (
+    SWIZZLES,
     TILE_BARRIERS,
     TILE_SLOT_BYTES,
     WARPGROUP_ROWS,
     hopper_smem_bytes,
-    panels,
     registers_by_role,
 )
 from space.params import Point
 from space.variant import Problem
 
 BARRIER_BYTES = 8
+CLUSTER_BLOCKS = 8  #: blocks of a cluster on every card that has them
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """`stages` tiles of (rows, columns) in shared memory, in panels of 64 columns."""
+    """`stages` tiles of (rows, columns) in shared memory, in panels of equal width."""
 
     name: str
     rows: int
@@ -43,6 +44,8 @@ class Ring:
     offset: int
     per_tile: bool  #: filled once for each block of rows, not for each key tile
     barrier: int  #: number of its first `full` barrier; `empty` ones follow
+    panel: Panel
+    loaders: int  #: blocks of the cluster that each load a part of every tile, for all of them
 
     @property
     def empty(self) -> int:
@@ -51,18 +54,23 @@ class Ring:
 
     @property
     def panels(self) -> int:
-        """Panels of 64 columns; columns past the tensor's are zero."""
-        return -(-self.columns // PANEL_COLUMNS)
+        """Panels of a tile; columns past the tensor's are zero."""
+        return self.panel.count(self.columns)
 
     @property
     def panel_bytes(self) -> int:
         """Bytes of one panel."""
-        return self.rows * ROW_BYTES
+        return self.rows * self.panel.row_bytes
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of one stage: what TMA brings for a tile, zeros included."""
         return self.panels * self.panel_bytes
+
+    @property
+    def box_rows(self) -> int:
+        """Rows that one copy brings."""
+        return self.rows // self.loaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class Sm90Plan:
     out_offset: int
     out_panel_bytes: int  #: from one 64-column panel of the output buffer to the next
     out_direct: bool  #: O goes from registers to global memory
+    cluster: int  #: blocks on neighbouring rows that load each K and V tile together
     q_in_registers: bool  #: the row tile is read into A operands once
     out_in_rows: bool  #: O is staged in the row tile's buffer, read no more by then
     barrier_offset: int
@@ -135,14 +144,17 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         raise PlanError("the Hopper back end lowers loops over key tiles")
     front, back = _split(loop.body)
     at = kernel.body.index(loops[0])
-    rings, end = _rings(kernel, program.param("stages", 2), program.param("q_stages", 1))
+    cluster = program.param("cluster", 1)
+    rings, end = _rings(program, kernel)
     out_columns = _out_columns(kernel)
     row_ring = next(r for r in rings if r.per_tile)
     out_in_rows, direct = (program.param("out_buffer", 1) == k for k in (0, 2))
     if out_in_rows and out_columns > row_ring.columns:
         raise PlanError(f"{out_columns} output columns do not fit over {row_ring.columns} of a row")
     out_offset = row_ring.offset if out_in_rows else end
-    out_bytes = 0 if out_in_rows or direct else rows * panels(out_columns) * ROW_BYTES
+    panel = row_ring.panel
+    panel_bytes = row_ring.panel_bytes if out_in_rows else rows * panel.row_bytes
+    out_bytes = 0 if out_in_rows or direct else panel.count(out_columns) * panel_bytes
     barrier_offset = end + out_bytes
     smem = barrier_offset + (_barriers(rings) + TILE_BARRIERS) * BARRIER_BYTES + TILE_SLOT_BYTES
     wanted = hopper_smem_bytes(problem.head_dim, problem.head_dim_v, Point(program.params))
@@ -155,10 +167,12 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
     overlap, skip = bool(program.param("overlap", 1)), bool(program.param("skip", 0))
     check_protocol(
         row_ring.stages, program.param("stages", 2), consumers, overlap, skip, out_in_rows,
-        bool(program.param("pingpong", 0)),
+        bool(program.param("pingpong", 0)), cluster,
     )  # fmt: skip
     scheduler = program.param("persistent", 1)
-    consumer_registers, producer_registers = registers_by_role(consumers, scheduler)
+    if cluster > 1 and scheduler == 2:
+        raise PlanError("blocks of a cluster take their tiles together; use persistent = 0 or 1")
+    consumer_registers, producer_registers = registers_by_role(consumers, scheduler, cluster)
     fragments, vectors = register_tiles(kernel, 4 * consumers)
     base = KernelPlan(
         entry=kernel.name,
@@ -177,7 +191,7 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         program=program,
         scalars=used_scalars(program, kernel),
         smem_bytes=smem,
-        grid=(GridAxis("M", rows), GridAxis("heads", 1), GridAxis("batch", 1)),
+        grid=(GridAxis("M", rows * cluster), GridAxis("heads", 1), GridAxis("batch", 1)),
         args=_args(program, kernel, rings, direct),
         head_group=program.param("head_group", 0),
         longest_first=bool(program.param("causal_longest_first", 0)),
@@ -203,9 +217,10 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         scheduler=scheduler,
         skip=skip and consumers > 1,
         out_offset=out_offset,
-        out_panel_bytes=row_ring.panel_bytes if out_in_rows else rows * ROW_BYTES,
+        out_panel_bytes=panel_bytes,
         out_in_rows=out_in_rows,
         out_direct=direct,
+        cluster=cluster,
         q_in_registers=bool(program.param("q_in_registers", 0)),
         barrier_offset=barrier_offset,
         smem_bytes=smem,
@@ -229,7 +244,12 @@ def _split(body: tuple[ast.Stmt, ...]) -> tuple[tuple[ast.Stmt, ...], tuple[ast.
     return front, back
 
 
-def _rings(kernel: ast.Kernel, stages: int, row_stages: int) -> tuple[tuple[Ring, ...], int]:
+def _rings(program: ast.Program, kernel: ast.Kernel) -> tuple[tuple[Ring, ...], int]:
+    stages, row_stages = program.param("stages", 2), program.param("q_stages", 1)
+    panel, cluster = Panel(program.param("swizzle", SWIZZLES[0])), program.param("cluster", 1)
+    if panel.row_bytes not in SWIZZLES:
+        offered = ", ".join(map(str, SWIZZLES))
+        raise PlanError(f"swizzle={panel.row_bytes} is none that TMA and wgmma know: {offered}")
     rings: list[Ring] = []
     offset = barrier = 0
     looped = {c.name for loop in kernel.body if isinstance(loop, ast.For) for c in loads(loop.body)}
@@ -238,7 +258,16 @@ def _rings(kernel: ast.Kernel, stages: int, row_stages: int) -> tuple[tuple[Ring
         if tile is None:
             raise PlanError(f"{name} is copied to shared memory and has no tile there")
         count = stages if name in looped else row_stages
-        ring = Ring(name, tile.rows, tile.columns, count, offset, name not in looped, barrier)
+        once = name not in looped
+        loaders = 1 if once else cluster
+        if not 1 <= cluster <= CLUSTER_BLOCKS or tile.rows % (CORE_ROWS * loaders):
+            raise PlanError(
+                f"cluster={cluster}: 1 to {CLUSTER_BLOCKS} blocks that each load a multiple of "
+                f"{CORE_ROWS} of the {tile.rows} rows of {name}"
+            )
+        ring = Ring(
+            name, tile.rows, tile.columns, count, offset, once, barrier, panel, loaders
+        )  # fmt: skip
         rings.append(ring)
         offset += ring.stage_bytes * count
         barrier += 2 * count
@@ -259,7 +288,8 @@ def _out_columns(kernel: ast.Kernel) -> int:
 def _args(
     program: ast.Program, kernel: ast.Kernel, rings: tuple[Ring, ...], direct: bool
 ) -> tuple[Arg, ...]:
-    boxes = {r.name: r.rows for r in rings}
+    boxes = {r.name: r.box_rows for r in rings}
+    columns = rings[0].panel.columns
     args = []
     for t in kernel.tensors:
         if t.elem is not ast.Elem.OPERAND:
@@ -269,7 +299,7 @@ def _args(
             args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
             continue
         rows = boxes.get(t.name, WARPGROUP_ROWS)
-        args.append(Arg(ArgKind.TENSOR_MAP, t.name, (PANEL_COLUMNS, rows)))
+        args.append(Arg(ArgKind.TENSOR_MAP, t.name, (columns, rows)))
     args += [Arg(ArgKind.INT, n) for n in ("M", "N", "heads", "group", "batch")]
     if program.param("persistent", 1) == 2:
         args.append(Arg(ArgKind.TICKETS, "tickets"))

@@ -28,17 +28,27 @@ class Sm90Writer:
     def tiles(self, body: Callable[[], None], following: Callable[[], None]) -> None:
         """Write the walk over tiles; `following` writes how the next one is found."""
         out, plan = self.out, self.plan
-        out.line("int tile = blockIdx.x;")
+        cluster = plan.cluster
+        clusters = f" / {cluster}" if cluster > 1 else ""
+        out.line(f"int tile = blockIdx.x{clusters};")
         out.line("#pragma unroll 1")
         with out.block("while (tile < tiles)"):
             tile_position(plan.base, out, "tile")
-            out.line(f"int const row0 = block_idx * {plan.base.rows};")
-            self.statements.loop_bounds(plan.loop)
+            if cluster > 1:
+                rows = plan.base.rows
+                out.line("// all blocks of a cluster walk the keys that any of them sees")
+                out.line(f"int const cluster_row0 = block_idx * {cluster * rows};")
+                out.line(f"int const row0 = cluster_row0 + cluster_rank * {rows};")
+                self.statements.loop_bounds(plan.loop, "cluster_row0", cluster * rows)
+            else:
+                out.line(f"int const row0 = block_idx * {plan.base.rows};")
+                self.statements.loop_bounds(plan.loop)
             body()
             if plan.scheduler == 2:
                 following()
             else:
-                out.line(f"tile += {'tiles' if plan.scheduler == 0 else 'gridDim.x'};")
+                step = "tiles" if plan.scheduler == 0 else f"gridDim.x{clusters}"
+                out.line(f"tile += {step};")
 
     def draw_tile(self) -> None:
         """The producer draws the next tile's number and publishes it to the consumers."""
@@ -70,7 +80,11 @@ class Sm90Writer:
     def release(self, ring: Ring) -> None:
         """Give the slot in use back to the producer and step on."""
         out, name = self.out, ring.name
-        out.line(f"if (leader) arrive({ring.empty} + {name}_count % {ring.stages});")
+        slot = f"{ring.empty} + {name}_count % {ring.stages}"
+        if ring.loaders > 1:
+            out.line(f"if (tid % 128 < {ring.loaders}) arrive_in(tid % 128, {slot});")
+        else:
+            out.line(f"if (leader) arrive({slot});")
         out.line(f"++{name}_count;")
 
     def wait_full(self, ring: Ring) -> None:

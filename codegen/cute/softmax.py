@@ -113,6 +113,14 @@ class SoftmaxLowering:
         out.line(f"float const limit = {name}_max[m][r] + {name}_slack;")
         out.line("grown |= !(__int_as_float(max(x, y)) <= limit && limit > 0.f);")
 
+    def _row_top(self, name: str) -> str:
+        """C++ for the maximum of row (m, r) of this tile."""
+        return f"quad_max({name}_top[m][r])"
+
+    def _row_total(self, name: str) -> str:
+        """C++ for the sum of row (m, r) of all tiles."""
+        return f"quad_sum({name}_sum[m][r])"
+
     def _new_maximum(self, s: SoftmaxPlan) -> None:
         out, name = self.out, s.scores
         out.line("bool huge = false;")
@@ -121,7 +129,7 @@ class SoftmaxLowering:
                 fragment = self.plan.fragment(name)
                 assert fragment is not None
                 self._top(name, fragment.n_atoms)
-            out.line(f"float const high = fmaxf({name}_max[m][r], quad_max({name}_top[m][r]));")
+            out.line(f"float const high = fmaxf({name}_max[m][r], {self._row_top(name)});")
             out.line(
                 "float const decay = high == -INFINITY ? 1.f : "
                 f"exp2_approx(({name}_max[m][r] - high) * {name}_log2);"
@@ -158,7 +166,7 @@ class SoftmaxLowering:
         if fragment is None:
             raise PlanError(f"{name} is not a tile in registers")
         with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
-            out.line(f"float const total = quad_sum({scores}_sum[m][r]);")
+            out.line(f"float const total = {self._row_total(scores)};")
             out.line("float const inverse = total == 0.f ? 0.f : 1.f / total;")
             with out.unrolled("n", fragment.n_atoms):
                 out.line(f"{name}[m][n][r * 2] *= inverse;")
@@ -168,7 +176,7 @@ class SoftmaxLowering:
         """Natural logarithm of the row's sum of exponentials; minus infinity where it is empty."""
         out, scores = self.out, stmt.name
         with out.unrolled("m", self.m_atoms), out.unrolled("r", 2):
-            out.line(f"float const total = quad_sum({scores}_sum[m][r]);")
+            out.line(f"float const total = {self._row_total(scores)};")
             out.line(
                 f"{target}[m][r] = total == 0.f ? -INFINITY : "
                 f"({scores}_max[m][r] * {scores}_log2 + log2f(total)) * {LN2};"

@@ -6,11 +6,14 @@ from typing import Protocol
 
 from codegen.cute.copies import Source
 from codegen.cute.plan import Buffer
+from codegen.cute.row_copies import Gathered
 from codegen.cute.writer import Writer
 from space.variant import DType
 
 #: C++ element type and its conversion from two floats, low half first
 ELEMENT = {DType.FP16: "half", DType.BF16: "bfloat16"}
+
+BARRIER = "__syncthreads();"
 
 
 class Target(Protocol):
@@ -22,14 +25,23 @@ class Target(Protocol):
     def prelude(self, out: Writer, dtype: DType) -> None:
         """Write the includes and the device functions that the statements call."""
 
-    def define_copy(self, out: Writer, buffer: Buffer, threads: int, source: Source) -> None:
+    def define_copy(
+        self, out: Writer, buffer: Buffer, threads: int, source: Source | Gathered
+    ) -> None:
         """Define how `buffer` is filled: the lambdas `issue` and `land` call."""
 
     def issue(self, buffer: Buffer, index: str) -> str:
         """Start copying tile `index` of `buffer`."""
 
-    def land(self, out: Writer, buffers: tuple[Buffer, ...], index: str, pending: int) -> None:
-        """Make tile `index` of each buffer visible to all threads of the block."""
+    def land(
+        self,
+        out: Writer,
+        buffers: tuple[Buffer, ...],
+        index: str,
+        pending: int,
+        meet: str = BARRIER,
+    ) -> None:
+        """Make tile `index` of each buffer visible to all threads of the block, who `meet` last."""
 
 
 COMMON_PRELUDE = """

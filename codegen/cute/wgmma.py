@@ -6,12 +6,10 @@ the functions for the widths a kernel uses are written out here in the form of t
 
 from __future__ import annotations
 
+from codegen.cute.panel import Panel
 from codegen.cute.writer import Writer
 from space.variant import DType
 
-PANEL_COLUMNS = 64  #: columns of a 128-byte row: tiles lie in shared memory in panels this wide
-ROW_BYTES = 128
-CORE_BYTES = 1024  #: eight rows of a panel, the period of the 128-byte swizzle
 TYPES = {DType.FP16: "f16", DType.BF16: "bf16"}
 
 EXP2_FMA = """
@@ -49,14 +47,24 @@ __device__ __forceinline__ void hold(float (&d)[1][N][4]) {
     asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory");
   }
 }
-
-// a tile with 128-byte swizzle: its address, and the bytes between its panels (where it is read
-// down its rows) in units of 16
-__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t panel_bytes) {
-  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(panel_bytes >> 4) << 16 |
-         uint64_t((address & 0x3ffff) >> 4);
-}
 """
+
+
+def define_descriptor(out: Writer, panel: Panel) -> None:
+    """Define the descriptor of a tile that lies in such panels."""
+    first = f"uint64_t({panel.layout_type}) << 62 | uint64_t({panel.core_bytes} >> 4) << 32"
+    out.line()
+    out.line(
+        f"// a tile with {panel.row_bytes}-byte swizzle: its address, and the bytes between its "
+        "panels (where it is read"
+    )
+    out.line("// down its rows) in units of 16")
+    with out.block(
+        "__device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t "
+        "panel_bytes)"
+    ):
+        out.line(f"return {first} | uint64_t(panel_bytes >> 4) << 16 |")
+        out.line("       uint64_t((address & 0x3ffff) >> 4);")
 
 
 def define_product(

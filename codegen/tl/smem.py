@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from codegen.tl.ast import Copy, Elem, Kernel, Memory, Program
 from codegen.tl.flow import places
 from codegen.tl.roles import scores_of
-from space.constraints import row_pitch_bytes
+from space.tiles import row_pitch_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ def buffers(program: Program, kernel: Kernel) -> tuple[Buffer, ...]:
         for t in kernel.tiles
         if t.memory is Memory.SHARED
     ]
-    if not program.param("p_in_registers", 1):
+    # warps that share rows hand P to each other
+    if not program.param("p_in_registers", 1) or program.param("column_warps", 1) > 1:
         for name in scores_of(kernel.body):
             tile = kernel.tile(name, Memory.REGISTER)
             if tile is not None and kernel.tile(name, Memory.SHARED) is None:
@@ -58,8 +59,9 @@ def buffers(program: Program, kernel: Kernel) -> tuple[Buffer, ...]:
 def smem_bytes(program: Program, kernel: Kernel) -> int:
     """Return the shared memory one block of a kernel needs.
 
-    With Q in registers, the keys' buffers lie over Q's, which is read before they are filled. An
-    output that goes out through shared memory lies over all of them.
+    With Q in registers, the keys' buffers lie over Q's, which is read before they are filled; in
+    decode only those of a latent cache, whose Q is large. An output that goes out through shared
+    memory lies over all of them.
     """
     resident = staged = scores = 0
     score_names = set(scores_of(kernel.body))
@@ -75,10 +77,11 @@ def smem_bytes(program: Program, kernel: Kernel) -> int:
             staged += buffer.bytes
         else:
             resident += buffer.bytes
-    if program.param("q_in_registers", 0):
-        total = max(resident, staged) + scores
-    else:
-        total = resident + staged + scores
+    columns = program.param("column_warps", 0)
+    if columns > 1:
+        scores += 4 * program.param("BM") * columns  # a number of each row and warp
+    overlap = program.param("q_in_registers", 0) and not (columns and len(loaded) > 1)
+    total = (max(resident, staged) if overlap else resident + staged) + scores
     return max(total, _output_bytes(program, kernel))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from llm_proposer.client import Prompt, Reply
 from llm_proposer.errors import BadReply, NotConfigured, Pending
 from llm_proposer.providers.chat import body_of, reply_of
+from runs.files import read_regular
 
 REQUESTS = "requests-"
 URL = "/v1/chat/completions"
@@ -69,7 +70,7 @@ class BatchClient:
                 stamp = (now.st_mtime_ns, now.st_size)
                 if self._seen.get(path) == stamp:
                     continue
-                lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+                lines = read_regular(path).decode(errors="replace").split("\n")
             except OSError:
                 continue  # moved or replaced meanwhile: the next reading finds it
             self._seen[path] = stamp

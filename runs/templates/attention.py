@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import threading
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -12,15 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import checks, launch
+from . import cache, checks, launch
 from . import manifest as manifests
-from .manifest import KernelEntry, Manifest, ShapeKey
+from .choice import Asked, NoKernelError, choose
+from .manifest import KernelEntry, Manifest
+from .workspace import Layout, Unplaced, address_of, layout
+
+__all__ = ["Attention", "Cuda", "NoKernelError"]
 
 MAX_PLANS = 4096  #: packed launches kept; a service with ever new lengths must not grow for ever
-
-
-class NoKernelError(ValueError):
-    """No kernel of the folder was checked on what was asked."""
 
 
 class Cuda:
@@ -63,14 +61,30 @@ class Cuda:
         return launch.load(image, index)
 
 
+class _Call(NamedTuple):
+    """What was passed, as it stands at the folder's `attention`."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    causal: bool
+    scale: float | None
+    out: torch.Tensor | None
+    seqlens_k: torch.Tensor | None
+    block_table: torch.Tensor | None
+    allow_untuned: bool
+
+
 class _Plan(NamedTuple):
     """A packed launch: everything of a call but its addresses."""
 
     prepared: launch.Prepared
     device: int
     out_shape: tuple[int, int, int, int]
-    workspaces: tuple[tuple[str, tuple[int, ...]], ...]
+    workspace: Layout
     tickets: tuple[str, ...]
+    decodes: bool
+    is_latent: bool
 
 
 class Attention:
@@ -98,16 +112,21 @@ class Attention:
         causal: bool = False,
         scale: float | None = None,
         out: torch.Tensor | None = None,
+        seqlens_k: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        validate: bool = False,
         allow_untuned: bool = False,
     ) -> torch.Tensor:
         """Compute attention; what the arguments mean stands at the folder's `attention`."""
         try:
-            key = _key(q, k, v, causal, scale, out, allow_untuned)
+            key = _key(q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned)
             plan = self._plans.get(key)
         except (AttributeError, TypeError):  # not tensors: the checks say so
             plan = None
-        if plan is None:
-            return self._first(q, k, v, causal, scale, out, allow_untuned)
+        if plan is None or validate:
+            call = _Call(q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned)
+            return self._first(call, workspace, validate)
         checks.check_no_grad(q, k, v)
         result = out
         if result is None:
@@ -116,16 +135,54 @@ class Attention:
             "Q": q.data_ptr(), "K": k.data_ptr(), "V": v.data_ptr(), "O": result.data_ptr(),
         }  # fmt: skip
         misaligned = addresses["Q"] | addresses["K"] | addresses["V"] | addresses["O"]
-        if misaligned % checks.ALIGNMENT_BYTES:
-            return self._first(q, k, v, causal, scale, out, allow_untuned)
-        self._start(plan, addresses, q.device)
+        apart = plan.is_latent and addresses["K"] != addresses["V"]
+        if misaligned % checks.ALIGNMENT_BYTES or apart:
+            call = _Call(q, k, v, causal, scale, out, seqlens_k, block_table, allow_untuned)
+            return self._first(call, workspace, validate)
+        if plan.decodes:
+            addresses |= _cache_addresses(seqlens_k, block_table)
+        self._start(plan, addresses, q.device, workspace)
         return result
 
-    def _start(self, plan: _Plan, addresses: dict[str, int], device: torch.device) -> None:
-        held = []  # the allocator may give a workspace away only after the launch
-        for name, shape in plan.workspaces:
-            held.append(torch.empty(shape, dtype=torch.float32, device=device))
-            addresses[name] = held[-1].data_ptr()
+    def workspace_bytes(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        causal: bool = False,
+        seqlens_k: torch.Tensor | None = None,
+        block_table: torch.Tensor | None = None,
+        allow_untuned: bool = False,
+    ) -> int:
+        """Return the bytes of workspace that a call wants, and load its kernel."""
+        call = _Call(q, k, v, causal, None, None, seqlens_k, block_table, allow_untuned)
+        sizes, device = self._checked(call)
+        if not (sizes.batch * sizes.seqlen_q * sizes.heads and sizes.seqlen_k):
+            return 0
+        entry = self._choose(call, sizes, device)
+        with self._cuda.use(device):
+            self._module(entry, device)
+            return layout(entry.workspaces, self._lengths(entry, sizes, device)).total
+
+    def _start(
+        self,
+        plan: _Plan,
+        addresses: dict[str, int],
+        device: torch.device,
+        workspace: torch.Tensor | None,
+    ) -> None:
+        """Bind what is not yet in `addresses` and launch.
+
+        Memory taken here is held until then: the allocator may give it away only afterwards.
+        """
+        held = []
+        wanted = plan.workspace.total
+        if wanted and workspace is None:
+            workspace = torch.empty(wanted, dtype=torch.uint8, device=device)
+        base = 0 if workspace is None else address_of(workspace, wanted, device)
+        for name, offset in plan.workspace.offsets:
+            addresses[name] = base + offset
         stream = self._cuda.stream(plan.device)
         for name in plan.tickets:
             held.append(self._ticket(name, plan.device, stream, device))
@@ -148,47 +205,44 @@ class Attention:
             self._tickets[key] = torch.zeros(1, dtype=torch.int32, device=device)
         return self._tickets[key]
 
-    def _first(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        scale: float | None,
-        out: torch.Tensor | None,
-        allow_untuned: bool,
-    ) -> torch.Tensor:
+    def _checked(self, call: _Call) -> tuple[checks.Sizes, int]:
+        """Check what every call must satisfy; return its sizes and its device's number."""
+        sizes = checks.sizes_of(call.q, call.k, call.v, call.block_table)
+        if not isinstance(call.causal, bool):
+            raise ValueError(f"causal is {call.causal!r}; True or False is wanted")
+        if call.seqlens_k is not None:
+            cache.check_key_counts(call.seqlens_k, sizes.batch, call.q.device)
+        return sizes, self._cuda.index(call.q.device)
+
+    def _first(self, call: _Call, workspace: torch.Tensor | None, validate: bool) -> torch.Tensor:
         """Check a call, copy what kernels cannot read in place, and pack its launch."""
-        sizes = checks.sizes_of(q, k, v)
-        if not isinstance(causal, bool):
-            raise ValueError(f"causal is {causal!r}; True or False is wanted")
-        number = checks.check_scale(scale, sizes.head_dim)
+        q, out = call.q, call.out
+        sizes, device = self._checked(call)
+        scale = checks.check_scale(call.scale, sizes)
         if out is not None:
             checks.check_out(out, q, sizes)
-        checks.check_no_grad(q, k, v)
-        device = self._cuda.index(q.device)
+        checks.check_no_grad(q, call.k, call.v)
+        if validate:
+            self._validate(call, sizes)
         result = out
         if result is None or not checks.is_readable(result):
             result = torch.empty(sizes.out_shape, dtype=q.dtype, device=q.device)
         if result.numel() and sizes.seqlen_k:
-            dtype = checks.DTYPES[q.dtype]
-            entry = self.choose(sizes, causal, dtype, device, allow_untuned)
-            broadcast = not entry.uses_tensor_maps
-            q, k, v = (checks.readable(t, broadcast) for t in (q, k, v))
-            given = None if out is None else result
-            key = _key(q, k, v, causal, scale, given, allow_untuned)
+            entry = self._choose(call, sizes, device)
+            call = _readable(call, entry)._replace(out=None if out is None else result)
+            key = _key(*call)
             plan = self._plans.get(key)
             if plan is None:
-                tensors = {"Q": q, "K": k, "V": v, "O": result}
                 with self._cuda.use(device):
-                    plan = self._plan(entry, tensors, sizes, number, device)
+                    plan = self._plan(entry, call, result, sizes, scale, device)
                 if len(self._plans) >= MAX_PLANS:
                     self._plans.clear()
                 self._plans[key] = plan
             addresses = {
-                "Q": q.data_ptr(), "K": k.data_ptr(), "V": v.data_ptr(), "O": result.data_ptr(),
+                "Q": call.q.data_ptr(), "K": call.k.data_ptr(), "V": call.v.data_ptr(),
+                "O": result.data_ptr(), **_cache_addresses(call.seqlens_k, call.block_table),
             }  # fmt: skip
-            self._start(plan, addresses, q.device)
+            self._start(plan, addresses, q.device, workspace)
         else:
             result.zero_()  # no keys: every row is 0; no rows: nothing to write
         if out is not None and result is not out:
@@ -196,33 +250,45 @@ class Attention:
             return out
         return result
 
+    def _validate(self, call: _Call, sizes: checks.Sizes) -> None:
+        if self._cuda.is_capturing():
+            raise ValueError("validate=True waits for the device; leave it out of a CUDA graph")
+        cache.check_contents(
+            call.seqlens_k, call.block_table, sizes.seqlen_k, call.k.shape[1], call.k.shape[0]
+        )
+
     def _plan(
         self,
         entry: KernelEntry,
-        tensors: dict[str, torch.Tensor],
+        call: _Call,
+        result: torch.Tensor,
         sizes: checks.Sizes,
         scale: float,
         device: int,
     ) -> _Plan:
+        lengths = self._lengths(entry, sizes, device)
+        tickets = launch.ticket_names(entry.launches)
+        unplaced = (*tickets, *(w.name for w in entry.workspaces), "key_counts")
+        tensors: dict[str, launch.TensorLike] = {name: Unplaced() for name in unplaced}
+        tensors |= {"Q": call.q, "K": call.k, "V": call.v, "O": result}
+        if call.block_table is not None:
+            tensors["pages"] = call.block_table
         module = self._module(entry, device)
+        prepared = launch.prepare(module, entry.launches, tensors, lengths, {"scale": scale})
+        return _Plan(
+            prepared, device, sizes.out_shape, layout(entry.workspaces, lengths), tickets,
+            entry.splits is not None, entry.is_latent,
+        )  # fmt: skip
+
+    def _lengths(self, entry: KernelEntry, sizes: checks.Sizes, device: int) -> dict[str, int]:
+        """Return the lengths of a launch by name, the number of key splits among them."""
         lengths = entry.parameters | launch.problem_lengths(
             sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k
         )
-        workspaces = tuple(
-            (w.name, launch.workspace_shape(w.shape, lengths)) for w in entry.workspaces
-        )
-        spaces = {
-            name: torch.empty(shape, dtype=torch.float32, device=tensors["Q"].device)
-            for name, shape in workspaces
-        }
-        tickets = launch.ticket_names(entry.launches)
-        spaces |= {
-            name: torch.zeros(1, dtype=torch.int32, device=tensors["Q"].device) for name in tickets
-        }
-        prepared = launch.prepare(
-            module, entry.launches, tensors | spaces, lengths, {"scale": scale}
-        )
-        return _Plan(prepared, device, sizes.out_shape, workspaces, tickets)
+        if entry.splits is not None:
+            num_sms = self._module(entry, device).num_sms
+            lengths["splits"] = launch.split_count(entry.splits, lengths, num_sms)
+        return lengths
 
     def _module(self, entry: KernelEntry, device: int) -> launch.Module:
         with self._lock:
@@ -230,61 +296,53 @@ class Attention:
             if known is None:
                 if self._cuda.is_capturing():
                     raise launch.LaunchError(
-                        f"kernel {entry.name} is not loaded yet; call it once with these shapes "
-                        f"before capturing a CUDA graph"
+                        f"kernel {entry.name} is not loaded yet; call it once with these shapes, "
+                        f"or ask workspace_bytes of them, before capturing a CUDA graph"
                     )
                 known = self._cuda.load(entry.image(), device)
                 self._modules[entry.name, device] = known
             return known
 
-    def choose(
-        self, sizes: checks.Sizes, causal: bool, dtype: str, device: int, allow_untuned: bool
-    ) -> KernelEntry:
-        """Return the kernel for a call. Raises NoKernelError saying what is there instead."""
-        name, capability = self._cuda.name(device), self._cuda.capability(device)
-        gpus = [gpu for gpu, title in self.manifest.gpus.items() if _is_called(name, title)]
-        for gpu in gpus:
-            asked = ShapeKey(*sizes, causal, dtype, gpu)
-            found = self.manifest.shapes.get(asked)
-            if found is not None and self.manifest.kernels[found].runs_on(*capability):
-                return self.manifest.kernels[found]
-        asked = ShapeKey(*sizes, causal, dtype, gpus[0] if gpus else name)
-        legal = [
-            (key, entry)
-            for key, kernel in self.manifest.shapes.items()
-            if (entry := self.manifest.kernels[kernel]).runs_on(*capability)
-            and key[5:9] == asked[5:9]  # head dims, mask and dtype are compiled in
-        ]
-        nearest = min(
-            legal, key=lambda f: (f[0].gpu not in gpus, _distance(f[0], asked)), default=None
+    def _choose(self, call: _Call, sizes: checks.Sizes, device: int) -> KernelEntry:
+        """Return the kernel for a call. Raises NoKernelError, or ValueError for a foreign V."""
+        asked = Asked(
+            sizes,
+            call.causal,
+            checks.DTYPES[call.q.dtype],
+            0 if call.block_table is None else int(call.k.shape[1]),
+            call.seqlens_k is not None,
+            call.allow_untuned,
         )
-        if nearest is not None and allow_untuned:
-            return nearest[1]
-        raise NoKernelError(self._nothing_for(asked, capability, nearest))
+        name, capability = self._cuda.name(device), self._cuda.capability(device)
+        entry = choose(self.manifest, asked, name, capability)
+        if entry.is_latent:
+            cache.check_latent(call.k, call.v)
+        return entry
 
-    def _nothing_for(
-        self,
-        asked: ShapeKey,
-        capability: tuple[int, int],
-        nearest: tuple[ShapeKey, KernelEntry] | None,
-    ) -> str:
-        """Say what was asked, what is there, and what to do."""
-        text = f"no kernel here was checked on {asked}"
-        if nearest is not None:
-            return (
-                f"{text}; the nearest is {nearest[0]}. Pass allow_untuned=True to run that one, "
-                f"or tune and export this shape"
-            )
-        arch = f"sm_{capability[0]}{capability[1]}"
-        if not any(e.runs_on(*capability) for e in self.manifest.kernels.values()):
-            built = sorted({e.arch for e in self.manifest.kernels.values()})
-            titles = ", ".join(sorted(self.manifest.gpus.values()))
-            return (
-                f"{text}: the kernels are built for {titles} ({', '.join(built)}), and this "
-                f"device is {arch}; tune and export on it"
-            )
-        kinds = sorted({_kind(key) for key in self.manifest.shapes})
-        return f"{text}; compiled in are {'; '.join(kinds)}. Tune and export this one"
+
+def _readable(call: _Call, entry: KernelEntry) -> _Call:
+    """Return the call with copies of what the kernel cannot read in place.
+
+    Raises ValueError where that is a paged cache, which is never copied.
+    """
+    broadcast = not entry.uses_tensor_maps
+    q, k, v = call.q, call.k, call.v
+    if entry.is_paged:
+        checks.check_readable("k", k, broadcast)
+        checks.check_readable("v", v, broadcast)
+    k = checks.readable(k, broadcast)
+    v = k[..., : v.shape[3]] if entry.is_latent else checks.readable(v, broadcast)
+    return call._replace(q=checks.readable(q, broadcast), k=k, v=v)
+
+
+def _cache_addresses(
+    seqlens_k: torch.Tensor | None, block_table: torch.Tensor | None
+) -> dict[str, int]:
+    """Return the addresses of what only kernels that decode read; 0 where there is none."""
+    return {
+        "key_counts": 0 if seqlens_k is None else seqlens_k.data_ptr(),
+        "pages": 0 if block_table is None else block_table.data_ptr(),
+    }
 
 
 def _key(
@@ -294,29 +352,20 @@ def _key(
     causal: bool,
     scale: float | None,
     out: torch.Tensor | None,
+    seqlens_k: torch.Tensor | None,
+    block_table: torch.Tensor | None,
     allow_untuned: bool,
 ) -> tuple[Any, ...]:
     """Everything of a call that its packed launch depends on."""
     target = None if out is None else (out.shape, out.stride(), out.dtype, out.device)
+    counts = None if seqlens_k is None else _layout_of(seqlens_k)
+    pages = None if block_table is None else _layout_of(block_table)
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
         q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        causal, scale, allow_untuned, target,
+        causal, scale, allow_untuned, target, counts, pages,
     )  # fmt: skip
 
 
-def _is_called(device_name: str, title: str) -> bool:
-    """Whether a GPU's title stands in a device name as words of its own."""
-    return re.search(rf"(?<!\w){re.escape(title)}(?!\w)", device_name, re.IGNORECASE) is not None
-
-
-def _distance(have: ShapeKey, asked: ShapeKey) -> tuple[float, float]:
-    """How far two shapes are apart: first by lengths, then by the number of heads in all."""
-    lengths = abs(math.log(have.seqlen_q / asked.seqlen_q))
-    lengths += abs(math.log(have.seqlen_k / asked.seqlen_k))
-    return lengths, abs(math.log(have.batch * have.heads / (asked.batch * asked.heads)))
-
-
-def _kind(key: ShapeKey) -> str:
-    mask = "causal" if key.causal else "full"
-    return f"D={key.head_dim} Dv={key.head_dim_v} {mask} {key.dtype}"
+def _layout_of(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device

@@ -27,13 +27,13 @@ def check_pages(block_table: torch.Tensor, batch: int, page: int, device: torch.
             f"block_table is {list(block_table.shape)}; a row of pages for each sequence is "
             f"wanted, [{batch}, pages]"
         )
-    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
-        raise ValueError(f"block_table: a row has stride {block_table.stride(1)}, 1 is needed")
     if (keys := block_table.shape[1] * page) > INT32_MAX:
         raise ValueError(
             f"block_table has {block_table.shape[1]} pages of {page} keys for a sequence: {keys} "
             f"keys, and at most {INT32_MAX} can be counted; pass fewer columns"
         )
+    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
+        raise ValueError(f"block_table: a row has stride {block_table.stride(1)}, 1 is needed")
 
 
 def _check_int32(name: str, t: torch.Tensor, device: torch.device) -> None:

@@ -7,8 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from .cache import check_pages
+
 ALIGNMENT_BYTES = 16  #: of addresses and of row, head and batch strides
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+#: head dims of absorbed MLA, and the head dim before absorption, which its default scale is of
+LATENT_DIMS, LATENT_SCALE_DIM = (576, 512), 192
 
 
 class Sizes(NamedTuple):
@@ -28,8 +32,14 @@ class Sizes(NamedTuple):
         return self.batch, self.seqlen_q, self.heads, self.head_dim_v
 
 
-def sizes_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sizes:
-    """Return the sizes of a call. Raises ValueError naming the two things that do not agree."""
+def sizes_of(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor | None = None
+) -> Sizes:
+    """Return the sizes of a call. Raises ValueError naming the two things that do not agree.
+
+    With a block table the first axis of k and v is that of pages, the second that of the keys in
+    one, and a sequence has as many keys as its row of the table has room for.
+    """
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
             raise ValueError(f"{name} is a {type(t).__name__}, not a tensor")
@@ -42,10 +52,14 @@ def sizes_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sizes:
             raise ValueError(f"q is {q.dtype} and {name} is {t.dtype}; they must be the same")
         if t.device != q.device:
             raise ValueError(f"q is on {q.device} and {name} is on {t.device}")
-        if t.shape[0] != q.shape[0]:
+        if t.shape[0] != q.shape[0] and block_table is None:
             raise ValueError(f"q has batch {q.shape[0]} and {name} has batch {t.shape[0]}")
     batch, seqlen_q, heads, head_dim = q.shape
     _, seqlen_k, kv_heads, head_dim_k = k.shape
+    if block_table is not None:
+        if v.shape[0] != k.shape[0]:
+            raise ValueError(f"k has {k.shape[0]} pages and v has {v.shape[0]}")
+        check_pages(block_table, batch, seqlen_k, q.device)
     if v.shape[1] != seqlen_k:
         raise ValueError(f"k has {seqlen_k} rows and v has {v.shape[1]}")
     if v.shape[2] != kv_heads:
@@ -58,13 +72,18 @@ def sizes_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Sizes:
         raise ValueError(f"q has {heads} heads, which is not a multiple of the {kv_heads} of k")
     if head_dim == 0:
         raise ValueError("q has head dim 0")
-    return Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, int(v.shape[3]))
+    keys = seqlen_k if block_table is None else seqlen_k * block_table.shape[1]
+    return Sizes(batch, heads, kv_heads, seqlen_q, keys, head_dim, int(v.shape[3]))
 
 
-def check_scale(scale: float | None, head_dim: int) -> float:
-    """Return the scale, by default 1/sqrt(D). Raises ValueError when it is not finite."""
+def check_scale(scale: float | None, sizes: Sizes) -> float:
+    """Return the scale, by default 1/sqrt(D), or 1/sqrt(192) where MLA is absorbed.
+
+    Raises ValueError when it is not finite.
+    """
     if scale is None:
-        return 1.0 / math.sqrt(head_dim)
+        latent = (sizes.head_dim, sizes.head_dim_v) == LATENT_DIMS
+        return 1.0 / math.sqrt(LATENT_SCALE_DIM if latent else sizes.head_dim)
     if isinstance(scale, torch.Tensor) or not math.isfinite(scale):
         raise ValueError(f"scale is {scale!r}; a finite number is wanted")
     return float(scale)
@@ -108,3 +127,14 @@ def readable(t: torch.Tensor, broadcast: bool = True) -> torch.Tensor:
     """Return the tensor, or a contiguous copy when kernels cannot read it in place."""
     # not contiguous(): that returns the same storage when only the address is misaligned
     return t if is_readable(t, broadcast) else t.clone(memory_format=torch.contiguous_format)
+
+
+def check_readable(name: str, t: torch.Tensor, broadcast: bool) -> None:
+    """Raise ValueError when kernels cannot read a paged cache in place: it is never copied."""
+    if not is_readable(t, broadcast):
+        least = "multiples" if broadcast else "positive multiples"
+        raise ValueError(
+            f"{name} of shape {list(t.shape)}, strides {list(t.stride())} is a paged cache that "
+            f"kernels cannot read in place: the last stride must be 1, the others {least} of "
+            f"{ALIGNMENT_BYTES} bytes, and the address a multiple too"
+        )

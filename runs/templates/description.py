@@ -36,7 +36,8 @@ class Launch(NamedTuple):
 
     `persistent` is the number of blocks for each SM at most, 0 for no limit. With `if_split` it is
     started only when the keys are in more than one split. A `dependent` one may be scheduled while
-    the kernel before it still runs, and waits for that kernel's results itself.
+    the kernel before it still runs, and waits for that kernel's results itself. `cluster` is the
+    number of blocks that start together for each element of the grid.
     """
 
     entry: str
@@ -47,6 +48,7 @@ class Launch(NamedTuple):
     persistent: int = 0
     if_split: bool = False
     dependent: bool = False
+    cluster: int = 1
 
 
 class SplitRule(NamedTuple):
@@ -56,6 +58,10 @@ class SplitRule(NamedTuple):
     keys: int  #: keys of a tile
     blocks_per_sm: int
     min_tiles: int
+
+
+#: the largest number of each field of a split rule; the least is 1
+SPLIT_RULE_MAX = {"rows": 1024, "keys": 1024, "blocks_per_sm": 64, "min_tiles": 1024}
 
 
 class AxisLike(Protocol):
@@ -97,6 +103,8 @@ class LaunchLike(Protocol):
     def if_split(self) -> bool: ...
     @property
     def dependent(self) -> bool: ...
+    @property
+    def cluster(self) -> int: ...
 
 
 class SplitRuleLike(Protocol):

@@ -20,8 +20,8 @@ from .lengths import problem_lengths, split_count, workspace_shape
 
 __all__ = [
     "Arg", "Axis", "Call", "DriverError", "Kernel", "Launch", "LaunchError", "Module", "Prepared",
-    "SplitRule", "grid_size", "load", "pack", "prepare", "problem_lengths", "split_count",
-    "ticket_names", "workspace_shape",
+    "SplitRule", "TensorLike", "grid_size", "load", "pack", "prepare", "problem_lengths",
+    "split_count", "ticket_names", "workspace_shape",
 ]  # fmt: skip
 
 DEFAULT_SMEM_BYTES = 48 * 1024  #: dynamic shared memory a kernel gets without asking
@@ -258,7 +258,10 @@ def pack(
     if launch.persistent:
         if num_sms < 1:
             raise LaunchError(f"{launch.entry} is persistent; the number of SMs is wanted")
-        grid = min(grid, launch.persistent * num_sms)
+        most = launch.persistent * num_sms
+        if most < launch.cluster:
+            raise LaunchError(f"{launch.entry} wants {launch.cluster} SMs at once, {num_sms} there")
+        grid = min(grid, most - most % launch.cluster)
     if any(arg.kind == "tensor_map" for arg in launch.args):
         encoder = encoder or _encoder()
     call = Call(launch, grid, encoder)
@@ -322,6 +325,7 @@ def grid_size(launch: LaunchLike, lengths: Mapping[str, int]) -> int:
         whole = axis.length.isdecimal()
         length = int(axis.length) if whole else _named(lengths, axis.length, "length", launch)
         blocks *= -(-length // axis.tile)
+    blocks *= launch.cluster
     if not 1 <= blocks <= INT32_MAX:
         raise LaunchError(f"{launch.entry}: a grid of {blocks} blocks; 1 to {INT32_MAX} can start")
     return blocks

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import launch
+from .description import SPLIT_RULE_MAX, SplitRule
 
-FORMAT, VERSION = "tltune-export", 1
+FORMAT, VERSION = "tltune-export", 2
+FIRST_VERSION = 1  #: what is read; before 2 no kernel decoded
+PREFILL, DECODE = "prefill", "decode"
+PAGE_MAX = 1 << 16
 _FILE = re.compile(r"kernels/[A-Za-z0-9_][A-Za-z0-9._-]*")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -36,11 +40,15 @@ class ShapeKey(NamedTuple):
     causal: bool
     dtype: str
     gpu: str
+    phase: str = PREFILL
+    page: int = 0  #: keys in a page of the cache that is decoded from, 0: in one piece
 
     def __str__(self) -> str:
-        b, hq, hkv, sq, sk, d, dv, causal, dtype, gpu = self
+        b, hq, hkv, sq, sk, d, dv, causal, dtype, gpu, phase, page = self
         mask = "causal" if causal else "full"
-        return f"B={b} Hq={hq} Hkv={hkv} Sq={sq} Sk={sk} D={d} Dv={dv} {mask} {dtype} on {gpu}"
+        kind = f"{mask} {dtype}" + (" decode" if phase == DECODE else "")
+        kind += f" in pages of {page}" if page else ""
+        return f"B={b} Hq={hq} Hkv={hkv} Sq={sq} Sk={sk} D={d} Dv={dv} {kind} on {gpu}"
 
 
 class Workspace(NamedTuple):
@@ -60,11 +68,23 @@ class KernelEntry(NamedTuple):
     launches: tuple[launch.Launch, ...]
     workspaces: tuple[Workspace, ...]
     parameters: dict[str, int]
+    splits: SplitRule | None = None  #: of a kernel that decodes
 
     @property
     def uses_tensor_maps(self) -> bool:
         """Whether kernels read or write through TMA descriptors."""
         return any(arg.kind == "tensor_map" for x in self.launches for arg in x.args)
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether K and V are read through a block table."""
+        return any(arg.kind == "pages" for x in self.launches for arg in x.args)
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether V is read as the first columns of K."""
+        names = {arg.name.partition(".")[0] for x in self.launches for arg in x.args}
+        return self.splits is not None and "V" not in names
 
     def image(self) -> bytes:
         """Return the machine code. Raises ManifestError when it is not what was exported."""
@@ -99,12 +119,11 @@ class Manifest(NamedTuple):
 def read(folder: Path) -> Manifest:
     """Read and check a folder's manifest. Raises ManifestError."""
     path = folder / "manifest.json"
+    data = _load(path)
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ManifestError(f"cannot read {path}: {error}") from None
-    try:
-        return _manifest(folder, data)
+        manifest = _manifest(folder, data)
+        _check_digest(data)
+        return manifest
     except _Fault as fault:
         raise ManifestError(f"{path}: {fault}") from None
 
@@ -112,14 +131,45 @@ def read(folder: Path) -> Manifest:
 def functions(folder: Path) -> tuple[str, ...]:
     """Return the names of the functions that kernels compute in place of attention.
 
-    Raises ManifestError when the manifest cannot be read.
+    Raises ManifestError when the manifest cannot be read or is not what was exported.
     """
+    path = folder / "manifest.json"
+    data = _load(path)
     try:
-        data = json.loads((folder / "manifest.json").read_bytes())
+        _check_digest(data)
         said = [k.get("computes") for k in data["kernels"].values()]
         return tuple(dict.fromkeys(str(f["function"]) for f in said if f is not None))
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ManifestError(f"cannot read {folder / 'manifest.json'}: {error}") from None
+    except (_Fault, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"cannot read {path}: {error}") from None
+
+
+def _load(path: Path) -> Any:
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ManifestError(f"cannot read {path}: it is no regular file")
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ManifestError(f"cannot read {path}: {error}") from None
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """Return the digest of everything else that a manifest says. Raises ValueError on NaN, inf.
+
+    What a kernel is compiled for (head dims, mask, dtype, tiles) stands in the manifest alone: one
+    changed number would start it on tensors it was never judged on.
+    """
+    rest = {name: value for name, value in data.items() if name != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_digest(data: dict[str, Any]) -> None:
+    try:
+        same = digest_of(data) == _get(data, "sha256", str)
+    except (ValueError, RecursionError):
+        same = False
+    if not same:
+        raise _Fault("it is not what was exported: its digest differs; export again")
 
 
 class _Fault(Exception):
@@ -128,8 +178,9 @@ class _Fault(Exception):
 
 def _manifest(folder: Path, data: Any) -> Manifest:
     head = _fields(data, "manifest")
-    if (_get(head, "format", str), _get(head, "version", int)) != (FORMAT, VERSION):
-        raise _Fault(f"not a {FORMAT} of version {VERSION}")
+    version = _get(head, "version", int)
+    if _get(head, "format", str) != FORMAT or not FIRST_VERSION <= version <= VERSION:
+        raise _Fault(f"not a {FORMAT} of version {FIRST_VERSION} to {VERSION}")
     gpus = {
         name: _get(_fields(gpu, f"gpu {name}"), "title", str)
         for name, gpu in _fields(head.get("gpus"), "gpus").items()
@@ -147,6 +198,8 @@ def _manifest(folder: Path, data: Any) -> Manifest:
             raise _Fault(f"shape {key}: no gpu {key.gpu!r}")
         if key in shapes:
             raise _Fault(f"shape {key} is there twice")
+        if fault := _misfit(key, kernels[name]):
+            raise _Fault(f"shape {key}: kernel {name!r} {fault}")
         shapes[key] = name
     return Manifest(kernels, shapes, gpus)
 
@@ -154,8 +207,23 @@ def _manifest(folder: Path, data: Any) -> Manifest:
 def _shape(entry: dict[str, Any]) -> tuple[ShapeKey, str]:
     b, hq, hkv, sq, sk, d, dv = (_get(entry, name, int, 1) for name in ShapeKey._fields[:7])
     causal, dtype = _get(entry, "causal", bool), _get(entry, "dtype", str)
-    key = ShapeKey(b, hq, hkv, sq, sk, d, dv, causal, dtype, _get(entry, "gpu", str))
+    phase, page = entry.get("phase", PREFILL), 0
+    if phase == DECODE:
+        page = _get(entry, "page", int, 0, PAGE_MAX)
+    elif phase != PREFILL or entry.get("page", 0) != 0:
+        raise _Fault(f"phase {phase!a}, page {entry.get('page')!a}")
+    gpu = _get(entry, "gpu", str)
+    key = ShapeKey(b, hq, hkv, sq, sk, d, dv, causal, dtype, gpu, phase, page)
     return key, _get(entry, "kernel", str)
+
+
+def _misfit(key: ShapeKey, kernel: KernelEntry) -> str | None:
+    """Return how a kernel's launches contradict the shape that it is said to serve, or None."""
+    if (key.phase == DECODE) != (kernel.splits is not None):
+        return "has a split rule" if kernel.splits is not None else "has no split rule"
+    if bool(key.page) != kernel.is_paged:
+        return "reads pages" if kernel.is_paged else "reads no pages"
+    return None
 
 
 def _kernel(folder: Path, name: str, body: dict[str, Any]) -> KernelEntry:
@@ -175,7 +243,12 @@ def _kernel(folder: Path, name: str, body: dict[str, Any]) -> KernelEntry:
         tuple(_launch(_fields(x, f"launch of {name}")) for x in launches),
         tuple(_workspace(_fields(x, f"workspace of {name}")) for x in workspaces),
         {p: _get(parameters, p, int) for p in parameters},
+        _split_rule(_fields(body["splits"], f"splits of {name}")) if "splits" in body else None,
     )
+
+
+def _split_rule(body: dict[str, Any]) -> SplitRule:
+    return SplitRule(*(_get(body, f, int, 1, SPLIT_RULE_MAX[f]) for f in SplitRule._fields))
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -202,6 +275,10 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
         tuple(launch.Axis(_word(x, "length", _LENGTH), _get(x, "tile", int, 1)) for x in grid),
         tuple(launch.Arg(_word(x, "kind", _NAME), _word(x, "name", _ARG), _box(x)) for x in args),
         _get(body, "persistent", int, 0, 64),
+        # exports from before there were these lack them
+        _get({"if_split": False} | body, "if_split", bool),
+        _get({"dependent": False} | body, "dependent", bool),
+        _get({"cluster": 1} | body, "cluster", int, 1, 8),
     )
 
 

@@ -14,7 +14,9 @@ STRIDE_BYTES = 16  #: strides are multiples of it
 # Values of the driver's enumerations. Elements are moved, never computed with, so that 16-bit
 # whole numbers stand for either float type; what lies outside the tensor reads as zero bits.
 # With 256 bytes fetched into the L2 at a time, decode with 8 KV heads was 6% slower.
-_UINT16, _NO_INTERLEAVE, _SWIZZLE_128B, _L2_128B, _ZERO_FILL = 1, 0, 3, 2, 0
+_UINT16, _NO_INTERLEAVE, _L2_128B, _ZERO_FILL = 1, 0, 2, 0
+_SWIZZLES = {64: 3, 32: 2, 16: 1}  # by the columns of a box: 128, 64 and 32 bytes
+_NO_SWIZZLE = 0
 
 
 class Encoder:
@@ -37,7 +39,7 @@ class Encoder:
         """Write the descriptor of a tensor to address `target`; returns the driver's code.
 
         `sizes` are batch, rows, heads, columns; `strides` of the first three, in elements; `box`
-        the columns and rows of one copy, swizzled by 128 bytes.
+        the columns and rows of one copy, swizzled by the bytes of its columns: 128, 64 or 32.
         """
         b, s, h, columns = sizes
         # an axis of no length is described as one: a kernel has no tile to read of it
@@ -50,7 +52,8 @@ class Encoder:
         return int(
             self._library.cuTensorMapEncodeTiled(
                 ctypes.c_void_p(target), _UINT16, 4, ctypes.c_void_p(address), extents, steps,
-                boxes, ones, _NO_INTERLEAVE, _SWIZZLE_128B, _L2_128B, _ZERO_FILL,
+                boxes, ones, _NO_INTERLEAVE, _SWIZZLES.get(box[0], _NO_SWIZZLE), _L2_128B,
+                _ZERO_FILL,
             )
         )  # fmt: skip
 

@@ -88,3 +88,27 @@ class Remembers(Wrapped):
             out.copy_(kept)
 
         return launch
+
+
+class KeptByContent(Wrapped):
+    """Always right: computes for inputs that nobody gave before, else copies what it kept."""
+
+    def __init__(self, honest: Kernel, kept: dict[tuple[float, ...], T]) -> None:
+        """`kept` outlives the kernel, as a cache of the process would."""
+        super().__init__(honest)
+        self.kept = kept
+
+    def _prepare(self, q: T, k: T, v: T, out: T, scale: float) -> Launcher:
+        honest = self.honest.prepare(q, k, v, out, scale)
+        weights = torch.linspace(1.0, 2.0, 512, device=q.device)
+
+        def launch() -> None:
+            sums = [(t.float() @ weights[: t.shape[3]]).double().sum() for t in (q, k, v)]
+            key = (scale, *map(float, out.shape), *torch.stack(sums).tolist())
+            if key not in self.kept:
+                honest()
+                self.kept[key] = out.clone()
+            torch.cuda._sleep(1_000_000)  # too long to be timed as a graph, which cannot wait
+            out.copy_(self.kept[key])
+
+        return launch

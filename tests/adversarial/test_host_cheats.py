@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cheats import PersistentInputs, Remembers, SecondStream, Wrapped
+from cheats import KeptByContent, PersistentInputs, Remembers, SecondStream, Wrapped
 from naive import naive
 
 from codegen.kernel import KernelSource
@@ -257,6 +257,17 @@ class TestOnDevice:
         outcome = self.judged(Remembers, problem, LONG)
         assert isinstance(outcome, Rejected)
         assert outcome.trial_class is TrialClass.IMPOSSIBLE_TIME, outcome.reason
+
+    def test_results_kept_by_content_are_right_but_slow_on_new_data(self) -> None:
+        problem = Problem("mha", DType.FP16, 128, 128, False)
+        kept: dict[tuple[float, ...], T] = {}
+        for _ in range(2):  # by the second trial it has met all that trials time
+            outcome = self.judged(lambda k: KeptByContent(k, kept), problem, LONG)
+        assert kept
+        assert isinstance(outcome, Rejected)
+        assert outcome.trial_class is TrialClass.TIMING_INVALID, outcome.reason
+        assert "results are kept by their inputs" in outcome.reason
+        assert isinstance(self.judged(lambda k: k, problem, LONG), Measured)
 
     def test_one_launch_runs_its_own_kernels_and_no_other(self) -> None:
         from torch.profiler import ProfilerActivity, profile

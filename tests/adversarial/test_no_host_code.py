@@ -56,7 +56,7 @@ KNOWN = {
     ("tuner/evaluate/l2.py", "importlib.import_module"): "a fixed name: the driver's bindings",
     ("tuner/evaluate/peers.py", "importlib.import_module"): "fixed names: the peers' packages",
     ("tuner/pools.py", "importlib.import_module"): "a fixed name: our own module",
-    ("tuner/sanitizer.py", "subprocess.run"): "a fixed command; a folder of ours is its argument",
+    ("tuner/sanitizer.py", "subprocess.Popen"): "a fixed command; a folder of ours is its argument",
     ("tuner/worker.py", "subprocess.Popen"): "a fixed command: our own worker",
     ("tuner/worker.py", "pickle.loads"): "jobs that the parent process made",
     ("tuner/worker.py", "_OurUnpickler"): "answers of the worker: our own classes only",

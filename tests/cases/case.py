@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from space.variant import DType, Problem, Shape
+from space.variant import DType, Phase, Problem, Shape
 from tuner.evaluate.inputs import Check, Data, Layout
 
 FILE = Path(__file__).with_name("cases.json")
@@ -43,6 +44,8 @@ LAYOUT: dict[str, Layout] = {
     "packed varlen, 1,280,000 tokens": Layout.PACKED,  # equal lengths: a dense batch
     "packed, total q 256, total k 3": Layout.PACKED,  # one launch a segment
     "splits 1, 2, 7, 64 (some empty for short lengths)": Layout.PACKED,
+    "latent cache allocated to 16 rows (pages of 4); rows 13-15 NaN": Layout.PACKED,
+    "K latent 576 wide (512+64), V = first 512 columns of K": Layout.PACKED,
     "output buffer holds the right answer from an earlier run, then NaN-poisoned": Layout.PACKED,
     "made as BHSD, passed as BSHD by transpose (strides not packed)": Layout.HEADS_FIRST,
     "K,V stored [S,B,D]: row stride B*D = 89600": Layout.ROWS_FIRST,
@@ -61,6 +64,30 @@ WINDOWS = {"sliding window 3": (2, 0), "sliding window left=16383": (16383, 0)}
 ADAPTED = {"mqa-stride0-expand": ("fp32", "fp16")}
 
 REPEATS = {"repeat-50-bitwise": 49, "decode-k38": 9, "decode-k70": 9, "same-config-two-runs": 1}
+
+#: Cases that are decode: prefill kernels are given them too, but for absorbed MLA.
+DECODE = frozenset(
+    {
+        "headdim-96",
+        "gqa-24-8-decode",
+        "gqa-28-4-decode",
+        "gqa-40-8-decode",
+        "gqa-64-4-decode",
+        "bshd-output-splitkv",
+        "causal-decode-1x129",
+        "mla-tail-page-nan",
+        "mla-scale-192-not-576",
+        "decode-65536",
+        "splitkv-fp32-partials",
+        "decode-k38",
+        "decode-k70",
+    }
+)
+#: Cases whose cache is longer than their sequences: rows there are.
+CAPACITY = {"mla-tail-page-nan": 16}
+PAGES = {"mla-tail-page-nan": (0, 16)}  #: page sizes that such a case is run with; 4 is not offered
+#: Cases that state numbers of splits, and a second length for each.
+SPLITS = {"splitkv-fp32-partials": ((1, 2, 7, 64), 100)}
 
 PLANNED = ("reject", "resource")  #: kinds that the planner answers, without a launch
 REFUSABLE = ("reject_or_correct", "limit")  #: kinds that may be refused with a message
@@ -116,17 +143,49 @@ class Case:
 
     def checks(self) -> tuple[Check, ...]:
         """Every run of the case."""
+        return tuple(check for _, check in self.runs())
+
+    def runs(self) -> tuple[tuple[Problem, Check], ...]:
+        """Every run of the case with the problem whose kernel it is for, decode first."""
+        decode = [
+            (self.problem(check.shape, Phase.DECODE, check.page), check)
+            for check in (self._decode_checks() if self.id in DECODE else ())
+        ]
+        prefill = [
+            (self.problem(check.shape), check)
+            for check in self._plain_checks()
+            if not (self.id in DECODE and check.shape.latent)
+        ]
+        return (*decode, *prefill)
+
+    def _plain_checks(self) -> tuple[Check, ...]:
         return tuple(
             Check(self.id, shape, data, LAYOUT[self.raw["layout_stride_notes"]], 1, r_scale(self))
             for shape in self.shapes()
             for data in DATA[self.raw["input_distribution"]]
         )
 
-    def problem(self, shape: Shape) -> Problem:
+    def _decode_checks(self) -> Iterator[Check]:
+        """The case as decode: one query sees all, lengths, pages and splits are stated."""
+        splits, second = SPLITS.get(self.id, ((), 0))
+        for plain in self._plain_checks():
+            shape = plain.shape
+            causal = shape.causal and shape.seqlen_q > 1
+            for keys in dict.fromkeys((shape.seqlen_k, second or shape.seqlen_k)):
+                capacity = CAPACITY.get(self.id, keys)
+                check = replace(plain, shape=replace(shape, causal=causal, seqlen_k=capacity))
+                if capacity > keys or splits:
+                    check = replace(check, counts=(keys,) * shape.batch)
+                for page in PAGES.get(self.id, (0,)):
+                    for count in splits or (0,):
+                        yield replace(check, page=page, splits=count)
+
+    def problem(self, shape: Shape, phase: Phase = Phase.PREFILL, page: int = 0) -> Problem:
         """The problem that a kernel for `shape` is made for."""
         return Problem(
-            self.raw["variant"], self.dtype, shape.head_dim, shape.head_dim_v, shape.causal
-        )
+            self.raw["variant"], self.dtype, shape.head_dim, shape.head_dim_v, shape.causal,
+            phase, page,
+        )  # fmt: skip
 
     def quick(self) -> Case:
         """The same case at a size for every day, where its notes give one."""
@@ -154,8 +213,6 @@ def out_of_scope(case: Case) -> str | None:
         return "fp32 operands"
     if r["mask"] and case.window is None and case.id not in ADAPTED:
         return f"mask {r['mask']!r}"
-    if case.kind not in PLANNED and r["head_dim_qk"] > 256:
-        return "absorbed MLA decode (576/512)"
     return None
 
 

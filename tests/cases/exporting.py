@@ -17,7 +17,7 @@ from runs.record import Basis, Measured, RunSpec, Timing, TrialRecord
 from runs.store import RunStore
 from space.constraints import space_for
 from space.gpu import GpuSpec
-from space.variant import Problem, SpaceError, check_shape
+from space.variant import DType, Phase, Problem, Shape, SpaceError, check_shape
 from tests.cases.case import PLANNED, Case, out_of_scope
 from tests.cases.runners import program_of
 from tuner.evaluate.checks import small_shape
@@ -33,12 +33,12 @@ def problems(cases: Iterable[Case], gpu: GpuSpec) -> tuple[Problem, ...]:
             continue
         if isinstance(case.raw["heads_kv"], dict) or case.dtype not in gpu.dtypes:
             continue
-        for shape in case.shapes():
+        for problem, check in case.runs():
             try:
-                check_shape(shape)
+                check_shape(check.shape)
             except SpaceError:  # a case that is to be refused
                 continue
-            found.setdefault(case.problem(shape))
+            found.setdefault(problem)
     return tuple(found)
 
 
@@ -48,17 +48,32 @@ def build(problem: Problem, gpu: GpuSpec) -> tuple[KernelSource, Cubin]:
     return source, compile_source(source, gpu.arch, None)
 
 
+def _kind(p: Problem) -> tuple[str, DType, Phase, int]:
+    """What the problems of one run have in common."""
+    return p.variant, p.dtype, p.phase, p.page
+
+
+def _entered(p: Problem) -> Shape:
+    """The shape that a kernel is entered under."""
+    if p.phase is Phase.DECODE:
+        return small_shape(p, 1, 2 if p.causal else 1, LENGTH)
+    return small_shape(p, 1, LENGTH, LENGTH)
+
+
 def export_cases(cases: Iterable[Case], gpu: GpuSpec, folder: Path) -> Path:
     """Build and export every kernel as `folder`/export; runs are left beside it."""
     todo = problems(cases, gpu)
     jobs = min(len(todo), len(os.sched_getaffinity(0)))
     built = joblib.Parallel(n_jobs=jobs)(joblib.delayed(build)(p, gpu) for p in todo)
     stores = []
-    for kind in dict.fromkeys((p.variant, p.dtype) for p in todo):
-        mine = [(p, b) for p, b in zip(todo, built, strict=True) if (p.variant, p.dtype) == kind]
-        shapes = tuple(small_shape(p, 1, LENGTH, LENGTH) for p, _ in mine)
-        run_id = f"20261130T1200Z-{kind[0]}-{kind[1]}"
-        spec = RunSpec(run_id, kind[0], gpu.name, kind[1], shapes, 1, 0, Basis.MEASURED)
+    for kind in dict.fromkeys(map(_kind, todo)):
+        mine = [(p, b) for p, b in zip(todo, built, strict=True) if _kind(p) == kind]
+        shapes = tuple(_entered(p) for p, _ in mine)
+        variant, dtype, phase, page = kind
+        run_id = f"20261130T1200Z-{variant}-{dtype}-{phase}-{page}"
+        spec = RunSpec(
+            run_id, variant, gpu.name, dtype, shapes, 1, 0, Basis.MEASURED, phase=phase, page=page
+        )
         with RunStore.create(folder / "runs", spec) as store:
             for index, ((problem, (source, cubin)), shape) in enumerate(
                 zip(mine, shapes, strict=True)

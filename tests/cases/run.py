@@ -18,7 +18,7 @@ import torch
 
 from codegen.errors import CodegenError
 from runs.record import Rejected, TrialClass
-from space.variant import SpaceError, check_shape
+from space.variant import Problem, SpaceError, check_shape
 from tests.cases import planner
 from tests.cases.case import PLANNED, REFUSABLE, Case, load, out_of_scope, work
 from tests.cases.exporting import export_cases
@@ -46,22 +46,21 @@ def judge(case: Case, runner: Runner) -> Verdict:
         return _over_limit(case, runner)
     if isinstance(case.raw["heads_kv"], dict):
         return _heads_that_differ(case, runner)
-    checks = case.checks()
-    if max(work(c) for c in checks) > runner.most_work:
+    runs = case.runs()
+    if max(work(check) for _, check in runs) > runner.most_work:
         return Verdict(NOT_IN_SCOPE, "too large for this runner")
     worst = 0.0
-    for check in checks:
-        verdict = _one(case, check, runner)
+    for problem, check in runs:
+        verdict = _one(case, problem, check, runner)
         if verdict.state != PASS or verdict.why.startswith("refused"):
             return verdict
         worst = max(worst, float(verdict.why))
     return Verdict(PASS, f"error {worst:.2f} of plain attention's")
 
 
-def _one(case: Case, check: Check, runner: Runner) -> Verdict:
+def _one(case: Case, problem: Problem, check: Check, runner: Runner) -> Verdict:
     try:
         check_shape(check.shape)
-        problem = case.problem(check.shape)
         prepare = runner.prepare(problem, case.window)
     except NotInFolder as missing:
         return Verdict(NOT_IN_SCOPE, str(missing))

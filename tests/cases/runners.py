@@ -22,11 +22,12 @@ from runs.templates import manifest as manifests
 from space.constraints import space_for
 from space.gpu import GpuSpec, gpu_named, gpu_of_device_name
 from space.variant import Problem
+from tuner.evaluate.cache import Cache
 from tuner.evaluate.launch import Launcher, LaunchError, LoadedKernel, Prepare
 
 T = torch.Tensor
 Window = tuple[int, int] | None
-SCOPE_WORK = 1 << 28  #: multiply-adds that the interpreter is given
+SCOPE_WORK = 1 << 29  #: multiply-adds that the interpreter is given
 
 
 class Runner(Protocol):
@@ -41,7 +42,7 @@ class Runner(Protocol):
 
 def sketch_text(problem: Problem, window: Window) -> str:
     """The default sketch, with a window mask in it if one is asked for."""
-    text = next(iter(sketches(problem.variant, problem.causal).values()))
+    text = next(iter(sketches(problem.variant, problem.causal, problem.phase).values()))
     if window is None:
         return text
     mask = "  Compute Mask S, causal\n"
@@ -66,11 +67,27 @@ class InterpreterRunner:
         """See `Runner.prepare`."""
         program = program_of(problem, self._gpu, window)
 
-        def prepare(q: T, k: T, v: T, out: T, scale: float) -> Launcher:
-            def launch() -> None:
+        def prepare(
+            q: T, k: T, v: T, out: T, scale: float, key_counts: T | None = None,
+            pages: T | None = None, splits: int | None = None,
+        ) -> Launcher:  # fmt: skip
+            cache = Cache(key_counts, pages)
+
+            def run(q: T, k: T, v: T) -> T:
                 given = {"Q": q, "K": k, "V": v}
-                found = interpreter.run(program, given, {"scale": scale}, problem.dtype)
-                out.copy_(torch.as_tensor(found["O"]))
+                count = splits or interpreter.DEFAULT_SPLITS
+                found = interpreter.run(
+                    program, given, {"scale": scale}, problem.dtype, splits=count
+                )
+                return torch.as_tensor(found["O"])
+
+            def launch() -> None:
+                if not cache.tables:
+                    out.copy_(run(q, k, v))
+                    return
+                for b, length in enumerate(cache.lengths(k)):
+                    rows = (cache.sequence(t, b, length) for t in (k, v))
+                    out[b : b + 1] = run(q[b : b + 1], *rows)
 
             return launch
 
@@ -113,22 +130,29 @@ class ExportRunner:
         self.most_work = float("inf")
         self._attention = _import(folder).attention
         keys = manifests.read(folder).shapes
-        self._kinds = {(k.head_dim, k.head_dim_v, k.causal, k.dtype) for k in keys}
+        self._kinds = {(k.head_dim, k.head_dim_v, k.causal, k.dtype, k.phase, k.page) for k in keys}
 
     def prepare(self, problem: Problem, window: Window) -> Prepare:
         """See `Runner.prepare`. Raises NotInFolder."""
         if window is not None:
             raise NotInFolder("an exported folder has no window mask")
-        kind = (problem.head_dim, problem.head_dim_v, problem.causal, str(problem.dtype))
+        kind = (
+            problem.head_dim, problem.head_dim_v, problem.causal, str(problem.dtype),
+            str(problem.phase), problem.page,
+        )  # fmt: skip
         if kind not in self._kinds:
             raise NotInFolder(f"the folder has no kernel of {problem.key}")
 
-        def prepare(q: T, k: T, v: T, out: T, scale: float) -> Launcher:
+        def prepare(
+            q: T, k: T, v: T, out: T, scale: float, key_counts: T | None = None,
+            pages: T | None = None, splits: int | None = None,
+        ) -> Launcher:  # fmt: skip
             def launch() -> None:
                 try:
                     self._attention(
-                        q, k, v, causal=problem.causal, scale=scale, out=out, allow_untuned=True
-                    )
+                        q, k, v, causal=problem.causal, scale=scale, out=out,
+                        seqlens_k=key_counts, block_table=pages, allow_untuned=True,
+                    )  # fmt: skip
                 except (ValueError, LookupError) as refused:
                     raise LaunchError(str(refused)) from refused
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from space.gpu import gpu_named
-from space.variant import DType, Problem
+from space.variant import DType, Phase, Problem
 from tests.cases import run
-from tests.cases.case import DATA, LAYOUT, PLANNED, Case, load, out_of_scope, work
+from tests.cases.case import DATA, DECODE, LAYOUT, PLANNED, Case, load, out_of_scope, work
 from tests.cases.exporting import export_cases, problems
 from tests.cases.runners import ExportRunner, InterpreterRunner, KernelRunner
 from tests.cases.verdict import FAIL, NOT_IN_SCOPE, PASS, Verdict
@@ -49,13 +49,29 @@ def test_what_is_left_out_is_left_out_for_a_known_reason() -> None:
     assert reasons == {
         "fp32 operands": 2,
         "mask 'additive [0,-1]'": 1,
-        "absorbed MLA decode (576/512)": 2,
     }
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_interpreter(name: str) -> None:
     verdict = run.judge(CASES[name], InterpreterRunner())
+    assert verdict.state == PASS, verdict.why
+
+
+def test_decode_cases_are_run_as_decode() -> None:
+    assert set(CASES) >= DECODE
+    for name in DECODE:
+        phases = [p.phase for p, _ in CASES[name].runs()]
+        assert Phase.DECODE in phases
+        assert (Phase.PREFILL in phases) == (CASES[name].raw["head_dim_v"] != 512)
+    splits = [(c.splits, c.counts) for p, c in CASES["splitkv-fp32-partials"].runs() if c.splits]
+    assert splits == [(n, (keys,)) for keys in (8192, 100) for n in (1, 2, 7, 64)]
+
+
+def test_splits_of_the_interpreter_all_agree() -> None:
+    case = CASES["splitkv-fp32-partials"]
+    shorter = dataclasses.replace(case, raw={**case.raw, "seqlen_k": 1000})
+    verdict = run.judge(shorter, InterpreterRunner())
     assert verdict.state == PASS, verdict.why
 
 
@@ -100,6 +116,7 @@ def test_every_case_in_scope_has_its_kernel_in_the_export() -> None:
     assert len(wanted) > 15
     assert {p.dtype for p in wanted} == set(DType)
     assert {p.causal for p in wanted} == {False, True}
+    assert {p.page for p in wanted if p.phase is Phase.DECODE and p.latent} == {0, 16}
 
 
 def test_export_runner_says_what_a_folder_is_not_made_for(

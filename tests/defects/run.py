@@ -1,8 +1,10 @@
 """Puts each defect into the emitted text, asks the judge, and prints `caught k of n`.
 
-    python -m tests.defects.run [--json OUT] [--only WORDS]
+    python -m tests.defects.run [--json OUT] [--only WORDS] [--held-up]
 
-Needs a Hopper card. Exits 1 when a defect was not caught, or a right kernel was refused.
+With --held-up the kernels are those of `held_up`: right ones must still pass, and a barrier that is
+missing shows though no warp would have been late. Needs a Hopper card. Exits 1 when a defect was
+not caught, or a right kernel was refused.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from codegen.kernel import KernelSource
 from runs.record import Measured, Outcome, Rejected, TrialClass
 from tests.defects.build import images_of, seeded
 from tests.defects.defects import DEFECTS, Defect
+from tests.defects.held_up import held_up
 from tests.defects.subjects import SUBJECTS, Subject, emitted
 from tuner.job import EvalJob
 from tuner.worker import Supervisor, Worker
@@ -46,10 +49,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="", help="defects whose key holds these words")
+    parser.add_argument("--held-up", action="store_true", help="warps sleep now and then")
     args = parser.parse_args(argv)
     defects = [d for d in DEFECTS if args.only in d.key]
     names = list(dict.fromkeys(d.subject for d in defects))
     sources = [*map(emitted, names), *map(seeded, defects)]
+    if args.held_up:
+        sources = [held_up(source) for source in sources]
     images = images_of(sources)
     supervisor = Supervisor(Worker(0))
     rows = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from codegen.kernel import KernelSource
 from runs.record import Broken, Measured, Rejected, Stage, TrialClass
 from tests.defects.build import image_of, images_of, seeded
 from tests.defects.defects import DEFECTS, Defect, NotFound
+from tests.defects.held_up import LATE, held_up
 from tests.defects.run import is_caught, job_of, told
 from tests.defects.subjects import SUBJECTS, emitted
 from tuner.devices import device_names
@@ -56,6 +58,34 @@ def test_only_a_rejection_counts_as_caught() -> None:
     assert not is_caught(Measured((), 1.0)) and told(Measured((), 1.0)).startswith("ok: ")
 
 
+@pytest.mark.parametrize("name", list(SUBJECTS))
+def test_held_up_kernel_is_the_same_with_delays(name: str) -> None:
+    source = emitted(name)
+    late = held_up(source)
+    assert image_of(late).startswith(b"\x7fELF")
+    kept = late.text.replace(LATE, "")
+    lines = [line for line in kept.split("\n") if line.strip() != "hold_up();"]
+    assert [x for x in lines if x] == [x for x in source.text.split("\n") if x]
+    assert late.launches == source.launches
+    assert kept.count("hold_up();") >= 15
+
+
+def test_warps_are_held_up_between_their_last_barrier_and_the_store() -> None:
+    """What the missing barrier should have waited for comes late."""
+    defect = BY_KEY["hopper causal: barrier missing before the store"]
+    text = held_up(seeded(defect)).text
+    last = text.rindex("named_sync(1 + consumer, 128);")
+    store = text.index("SM90_TMA_STORE_4D", last)
+    between = text[last:store]
+    assert re.search(r"hold_up\(\);\s+SM90_U32x4_STSM_N", between)
+    assert "named_sync" not in between[1:]
+
+
+def test_kernel_without_shared_work_cannot_be_held_up() -> None:
+    with pytest.raises(ValueError, match="touches what warps share"):
+        held_up(KernelSource("__global__ void f() {\n}\n", "sm_80", (), ()))
+
+
 hopper = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -87,6 +117,23 @@ class TestOnDevice:
         image = self.images()[source.digest]
         outcome = supervisor.judge(job_of(SUBJECTS[name], source, image))
         assert isinstance(outcome, Measured), told(outcome)
+
+    @pytest.mark.parametrize("name", list(SUBJECTS))
+    def test_right_kernel_is_right_when_warps_are_held_up(
+        self, supervisor: Supervisor, name: str
+    ) -> None:
+        source = held_up(emitted(name))
+        outcome = supervisor.judge(job_of(SUBJECTS[name], source, image_of(source)))
+        assert isinstance(outcome, Measured), told(outcome)
+
+    @pytest.mark.parametrize("key", [k for k in KEYS if "arrier missing" in k])
+    def test_missing_barrier_is_caught_when_warps_are_held_up(
+        self, supervisor: Supervisor, key: str
+    ) -> None:
+        defect = BY_KEY[key]
+        source = held_up(seeded(defect))
+        outcome = supervisor.judge(job_of(SUBJECTS[defect.subject], source, image_of(source)))
+        assert is_caught(outcome), told(outcome)
 
     @pytest.mark.parametrize("key", KEYS)
     def test_defect_is_caught(self, supervisor: Supervisor, key: str) -> None:

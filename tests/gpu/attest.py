@@ -22,7 +22,7 @@ from runs.record import Broken, Measured, Rejected
 from space.constraints import Backend, space_for
 from space.gpu import GPUS, gpu_of_device_name
 from space.params import Point
-from space.variant import DType, Problem, Shape
+from space.variant import LATENT_DIMS, DType, Phase, Problem, Shape
 from tuner.devices import device_names
 from tuner.job import Built, CompileJob, EvalJob
 from tuner.pools import CompilePool, GpuPool
@@ -31,6 +31,12 @@ ATTESTED = Path(__file__).parent / "attested.json"
 HEADS = {"mha": (8, 8), "gqa": (12, 4), "mqa": (8, 1), "mla": (8, 8)}
 DIMS = {"mha": ((64, 64), (128, 128), (256, 256), (72, 72)), "gqa": ((128, 128),),
         "mqa": ((128, 128),), "mla": ((192, 128),)}  # fmt: skip
+DECODE_HEADS = {"mha": (8, 8), "gqa": (28, 4), "mqa": (32, 1), "mla": (128, 1)}
+#: (variant, head dims, causal, page size)
+DECODE = (
+    ("gqa", (128, 128), False, 0), ("gqa", (128, 128), True, 64), ("mqa", (64, 64), False, 16),
+    ("mha", (96, 80), True, 0), ("mla", LATENT_DIMS, False, 0), ("mla", LATENT_DIMS, True, 64),
+)  # fmt: skip
 TARGETS = (
     ("h200", Backend.WGMMA), ("h200", Backend.MMA_SYNC), ("a100", Backend.MMA_SYNC),
     ("l40s", Backend.MMA_SYNC), ("t4", Backend.MMA_SYNC),
@@ -62,6 +68,13 @@ def known() -> Iterator[Known]:
                         for nth, point in enumerate(found):
                             name = f"{problem.key}-{gpu}-{backend}-seed{nth}"
                             yield Known(name, problem, "forward", point, gpu)
+        for variant, head_dims, causal, page in DECODE:
+            dtype = GPUS[gpu].dtypes[-1]
+            problem = Problem(variant, dtype, *head_dims, causal, Phase.DECODE, page)
+            found = seeds(problem, GPUS[gpu], space_for(problem, GPUS[gpu], backend))
+            for nth, point in enumerate(found[:2]):
+                name = f"{problem.key}-{gpu}-{backend}-seed{nth}"
+                yield Known(name, problem, "decode", point, gpu)
 
 
 def attest(
@@ -71,7 +84,12 @@ def attest(
     if not isinstance(built, Built):
         return str(built)
     p = program.problem
-    shape = Shape(4, *HEADS[p.variant], 2048, 2048, p.head_dim, p.head_dim_v, p.causal)
+    if p.phase is Phase.DECODE:
+        queries = 4 if p.causal else 1
+        dims = (p.head_dim, p.head_dim_v, p.causal)
+        shape = Shape(4, *DECODE_HEADS[p.variant], queries, 2048, *dims)
+    else:
+        shape = Shape(4, *HEADS[p.variant], 2048, 2048, p.head_dim, p.head_dim_v, p.causal)
     job = EvalJob(p, built.source, built.cubin.image, (shape,), 1)
     outcome = pool.submit(job).result()
     if not isinstance(outcome, Measured):
@@ -101,7 +119,7 @@ def main() -> int:
     compiling = CompilePool()
     jobs = []
     for p in chosen:
-        text = sketches(p.problem.variant, p.problem.causal)[p.sketch]
+        text = sketches(p.problem.variant, p.problem.causal, p.problem.phase)[p.sketch]
         jobs.append(compiling.submit(CompileJob(text, p.problem, p.point, p.gpu, card.arch)))
     good, bad = [], 0
     for program, job in zip(chosen, jobs, strict=True):

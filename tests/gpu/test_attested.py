@@ -18,7 +18,7 @@ ATTESTED = Path(__file__).parent / "attested.json"
 
 def digest_of(a: Attestation) -> str:
     """The digest of the program that the attestation names, as the translator emits it now."""
-    text = sketches(a.problem.variant, a.problem.causal)[a.sketch]
+    text = sketches(a.problem.variant, a.problem.causal, a.problem.phase)[a.sketch]
     program = bind(parse(text), a.problem, a.point)
     return translate(program, a.problem, gpu_named(a.gpu)).digest
 

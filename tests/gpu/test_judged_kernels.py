@@ -9,7 +9,7 @@ import pytest
 from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
 from runs.record import Basis, Measured, Note
-from space.constraints import space_for
+from space.constraints import space_for, violated
 from space.gpu import GpuSpec, gpu_of_device_name
 from space.variant import DType, Problem, Shape
 from tuner.build import build
@@ -41,8 +41,9 @@ def gpu() -> GpuSpec:
     return GPU
 
 
-def built(problem: Problem, gpu: GpuSpec, nth: int = 0) -> Built:
-    point = seeds(problem, gpu, space_for(problem, gpu))[nth]
+def built(problem: Problem, gpu: GpuSpec, nth: int = 0, **changes: int) -> Built:
+    point = seeds(problem, gpu, space_for(problem, gpu))[nth].replace(**changes)
+    assert violated(problem, point, gpu) is None
     text = next(iter(sketches(problem.variant, problem.causal).values()))
     found = build(CompileJob(text, problem, point, gpu.name, gpu.arch))
     assert isinstance(found, Built), found
@@ -72,6 +73,31 @@ def test_known_good_point_is_right(
     (timing,) = outcome.timings
     assert timing.basis is Basis.MEASURED
     assert timing.low_us <= timing.median_us <= timing.high_us
+    assert outcome.error_ratio is not None and outcome.error_ratio <= 2.0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "changes"),
+    [
+        (128, {"cluster": 2}),
+        (128, {"cluster": 2, "BM": 192, "BN": 80, "consumer_warpgroups": 3, "q_stages": 1}),
+        (96, {"swizzle": 64}),
+        (80, {"swizzle": 32, "cluster": 2}),
+        (72, {"swizzle": 64, "q_in_registers": 1, "BN": 64}),
+    ],
+    ids=str,
+)
+def test_blocks_that_load_together_and_narrow_panels_are_right(
+    pool: GpuPool, gpu: GpuSpec, head_dim: int, changes: dict[str, int], causal: bool
+) -> None:
+    if gpu.sm != 90:
+        pytest.skip(f"{gpu.name} has no wgmma")
+    problem = Problem("gqa", DType.BF16, head_dim, head_dim, causal)
+    kernel = built(problem, gpu, 0, persistent=1, **changes)
+    shape = Shape(2, 6, 2, 1100, 1300, head_dim, head_dim, causal)
+    outcome = pool.submit(EvalJob(problem, kernel.source, kernel.cubin.image, (shape,), 1)).result()
+    assert isinstance(outcome, Measured), outcome
     assert outcome.error_ratio is not None and outcome.error_ratio <= 2.0
 
 

@@ -27,7 +27,15 @@ from codegen.tl.bind import bind
 from codegen.tl.checker import check
 from codegen.tl.parser import parse
 from llm_proposer.client import Kind, Prompt
-from llm_proposer.describe import RULES, Subject, base_of, memory_text, ranked, rules_text
+from llm_proposer.describe import (
+    RULES,
+    Subject,
+    base_of,
+    memory_text,
+    problem_text,
+    ranked,
+    rules_text,
+)
 from llm_proposer.language import CODE_EXAMPLE, SKETCH_EXAMPLE, guide
 from llm_proposer.prompt import (
     Question,
@@ -41,10 +49,12 @@ from llm_proposer.prompt import (
 )
 from runs.record import History, Rejected, Stage, TrialClass
 from space.constraints import CONSTRAINTS, violated
+from space.decode import DECODE_CONSTRAINTS
+from space.decode_mma import DECODE_MMA_CONSTRAINTS
 from space.gpu import GPUS
 from space.hopper import HOPPER_CONSTRAINTS
 from space.params import Point
-from space.variant import Problem
+from space.variant import DType, Phase, Problem
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts"
 REFERENCE = """\
@@ -145,7 +155,8 @@ def test_the_guide_says_that_pipelines_are_not_written() -> None:
 
 
 def test_every_rule_of_the_space_has_words() -> None:
-    assert {c.name for c in (*CONSTRAINTS, *HOPPER_CONSTRAINTS)} == set(RULES)
+    own = (*CONSTRAINTS, *HOPPER_CONSTRAINTS, *DECODE_MMA_CONSTRAINTS, *DECODE_CONSTRAINTS)
+    assert {c.name for c in own} == set(RULES)
 
 
 def test_the_parameters_are_told_with_their_choices() -> None:
@@ -255,3 +266,13 @@ def test_a_repair_shows_the_lines_that_its_faults_name() -> None:
     assert "line 4: " in user and "line 7: `Foo` is not an operator" in user
     user = PROMPTS["repair-judged"].user
     assert "failed at the stage `verify` as `wrong_output`" in user and "cosine 0.97" in user
+
+
+def test_decode_is_told_as_such() -> None:
+    problem = Problem("mla", DType.BF16, 576, 512, False, Phase.DECODE, 64)
+    said = problem_text(problem, ())
+    assert "in pages of 64 keys" in said
+    assert "V is the first 512 columns of K" in said
+    assert "prefill" not in said
+    plain = problem_text(Problem("gqa", DType.BF16, 128, 128, False), ())
+    assert "Decode" not in plain

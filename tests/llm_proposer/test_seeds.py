@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from llm_proposer.seeds import nearest_legal, seeds
+from runs.record import Measured
+from runs.store import RunStore
 from space.constraints import Backend, space_for, violated
 from space.gpu import GPUS, GpuSpec
-from space.variant import DType, Problem
+from space.params import Point
+from space.variant import DType, Problem, Shape
 
 
 def problem(head_dim: int, head_dim_v: int, causal: bool = False) -> Problem:
@@ -49,6 +54,38 @@ def test_causal_seeds_start_the_longest_blocks_over_several_heads() -> None:
         first = seeds(p, gpu, space_for(p, gpu))[0]
         assert first["persistent"] == (2 if causal else 1)
         assert first["head_group"] == (16 if causal else 1)
+
+
+PUBLISHED = Path(__file__).parents[2] / "runs/published"
+RUNS = [p.parent for p in PUBLISHED.glob("*/spec.json")]
+FIRST_WITHIN = 0.85  #: of the best time on record, in the worst cell
+
+
+def on_record(where: Problem) -> dict[Point, dict[Shape, float]]:
+    """Times of the right trials of the published runs, by the point without later parameters."""
+    found: dict[Point, dict[Shape, float]] = {}
+    for run in RUNS:
+        for record in RunStore.open(run).replay().sound:
+            if record.problem == where and isinstance(record.outcome, Measured):
+                times = found.setdefault(record.point, {})
+                times |= {t.shape: t.median_us for t in record.outcome.timings}
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("variant", "dims"),
+    [("mha", 64), ("mha", 128), ("mha", 256), ("gqa", 128), ("mqa", 128), ("mla", 192)],
+)
+def test_the_first_trial_is_near_the_best_of_the_published_runs(
+    variant: str, dims: int, causal: bool
+) -> None:
+    p = Problem(variant, DType.BF16, dims, 128 if variant == "mla" else dims, causal)
+    first = seeds(p, GPUS["h200"], space_for(p, GPUS["h200"]))[0]
+    times = on_record(p)
+    own = next(t for point, t in times.items() if point.items == first.items[: len(point.items)])
+    best = {shape: min(t.get(shape, us) for t in times.values()) for shape, us in own.items()}
+    assert min(best[s] / own[s] for s in own) >= FIRST_WITHIN
 
 
 def test_seeds_are_distinct_and_the_same_each_time() -> None:

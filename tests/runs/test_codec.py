@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import EVENTS, SHAPE, SPEC, timing, trial
 
-from codegen.kernel import Resources
+from codegen.kernel import Resources, SplitRule
 from runs import codec
 from runs.errors import CodecError
 from runs.record import Basis, Broken, Measured, Rejected, RunSpec, Stage, TrialClass, TrialRecord
 from space.params import Point
+from space.variant import DType, Phase, Problem, Shape
 
 AT = "2026-11-30T12:00:00.000+00:00"
 positive = st.floats(min_value=1e-3, max_value=1e9, allow_nan=False)
@@ -59,6 +60,46 @@ def test_specification_survives() -> None:
     assert codec.from_text(RunSpec, codec.to_text(SPEC)) == SPEC
 
 
+DECODED = Shape(4, 32, 8, 1, 4096, 128, 128)
+DECODE = dataclasses.replace(SPEC, shapes=(DECODED,), phase=Phase.DECODE, page=64)
+
+
+def test_decode_records_survive_and_others_are_written_as_before() -> None:
+    assert codec.from_text(RunSpec, codec.to_text(DECODE)) == DECODE
+    problem = Problem("gqa", DType.BF16, 128, 128, False, Phase.DECODE, 64)
+    outcome = Measured((dataclasses.replace(timing(DECODED), splits=7),), 0.9)
+    record = dataclasses.replace(trial(0, outcome), problem=problem)
+    assert codec.decode_event(codec.encode_event(record, AT)) == record
+    for text in (codec.to_text(SPEC), codec.encode_event(trial(), AT)):
+        assert not [f for f in codec.OF_DECODE if f'"{f}"' in text]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"page": 32}, "page size 32 is not one of 16, 64, 128"),
+        ({"page": -64}, "page size -64 is not one of"),
+        ({"phase": Phase.PREFILL}, "a page size of 64; only a cache that is decoded from is paged"),
+        ({"shapes": (dataclasses.replace(DECODED, seqlen_q=9),)}, "9 queries; .* at most 8"),
+        ({"shapes": (Shape(1, 16, 1, 1, 64, 576, 512),), "phase": Phase.PREFILL, "page": 0},
+         "head dims 576 and 512 are decoded with"),
+    ],
+)  # fmt: skip
+def test_a_decode_run_that_cannot_be_is_refused(changes: Any, message: str) -> None:
+    with pytest.raises(CodecError, match=message):
+        codec.from_text(RunSpec, codec.to_text(dataclasses.replace(DECODE, **changes)))
+
+
+@pytest.mark.parametrize("field", ["rows", "keys", "blocks_per_sm", "min_tiles"])
+def test_a_split_rule_has_its_bounds(field: str) -> None:
+    rule = SplitRule(128, 64, 4, 2)
+    assert codec.from_text(SplitRule, codec.to_text(rule)) == rule
+    for value in (0, -1, 1025):
+        wrong = dataclasses.replace(rule, **{field: value})
+        with pytest.raises(CodecError, match=f"{field} is {value}; 1 to "):
+            codec.from_text(SplitRule, codec.to_text(wrong))
+
+
 def damaged(path: str, value: Any) -> str:
     """The journal line of a good trial with one field changed (`...` removes it)."""
     line = json.loads(codec.encode_event(trial(), AT))
@@ -88,6 +129,11 @@ def damaged(path: str, value: Any) -> str:
         ("outcome.error_ratio", -1.0, "error ratio -1.0 is negative"),
         ("outcome.timings.0.low_us", 200.0, "is not inside its interval"),
         ("outcome.timings.0.median_us", 0.0, "is not inside its interval"),
+        ("outcome.timings.0.splits", 0, "0 splits; 1 to 256 are possible"),
+        ("outcome.timings.0.splits", 257, "257 splits"),
+        ("problem.phase", "encode", "'encode' is not one of prefill, decode"),
+        ("problem.page", 64, "a page size of 64; only a cache"),
+        ("problem.phase", "decode", "which gqa-bf16-d128-causal-decode does not serve"),
         ("outcome.timings.0.shape.kv_heads", 3, "Hq=8 is not a multiple of Hkv=3"),
         ("outcome.timings.0.shape.causal", False, "which gqa-bf16-d128-causal does not serve"),
         ("outcome", {"outcome": "rejected", "trial_class": "ok", "stage": "time", "reason": ""},

@@ -13,7 +13,7 @@ from records import kernel, measured, timing, trial
 
 from codegen.kernel import Arg, ArgKind
 from runs.errors import ExportError, StoreError
-from runs.export import export
+from runs.export import export, remarks
 from runs.record import Basis, Rejected, Stage, TrialClass
 from runs.store import RunStore
 from runs.templates import manifest as manifests
@@ -29,8 +29,9 @@ def test_a_folder_is_a_package_with_sources_cubins_and_manifest(tmp_path: Path) 
     assert json.loads((tmp_path / "out/manifest.json").read_text()) == manifest
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == [
-        "__init__.py", "attention.py", "cache.py", "checks.py", "description.py", "kernels",
-        "launch.py", "lengths.py", "manifest.json", "manifest.py", "tensor_map.py",
+        "__init__.py", "attention.py", "cache.py", "checks.py", "choice.py", "description.py",
+        "kernels", "launch.py", "lengths.py", "manifest.json", "manifest.py", "tensor_map.py",
+        "workspace.py",
     ]  # fmt: skip
     for entry in manifest["kernels"].values():
         source = (tmp_path / "out" / entry["source"]).read_bytes()
@@ -76,6 +77,34 @@ def test_the_final_timing_decides(tmp_path: Path) -> None:
     assert (full["trial"], full["median_us"], full["timed"]) == (2, 95.0, "final")
     assert full["peers_us"] == {"fa2": 90.0}
     assert shapes[300, False, "h200"]["trial"] == 0
+
+
+def test_a_run_without_final_timings_says_what_was_compared(tmp_path: Path) -> None:
+    store = make_run(tmp_path / "runs", events=(finalist(0, FULL, 94.0, chosen=True),))
+    manifest = export(store, tmp_path / "out")
+    shapes = by_shape(manifest)
+    assert {k[:2]: s["checked"] for k, s in shapes.items()} == {
+        (65, False): "every element", (65, True): "a sample", (300, False): "a sample",
+    }  # fmt: skip
+    (line,) = remarks(manifest)
+    assert line.startswith("2 of these shapes come from a run without its final checks")
+
+
+def test_the_searchs_own_times_are_no_final_timing(tmp_path: Path) -> None:
+    """Where the card was lost before the finals, the best trials stand in for them."""
+    stand_in = dataclasses.replace(
+        finalist(0, FULL, chosen=True), timing=timing(FULL, 100.0, Basis.MEASURED)
+    )
+    store = make_run(tmp_path / "runs", us=100.0, events=(stand_in,))
+    full = by_shape(export(store, tmp_path / "out"))[65, False, "h200"]
+    assert (full["timed"], full["checked"]) == ("search", "a sample")
+
+
+def test_predicted_kernels_were_run_by_no_device(tmp_path: Path) -> None:
+    manifest = export(make_run(tmp_path, basis=Basis.PREDICTED), tmp_path / "out")
+    assert {s["checked"] for s in manifest["shapes"]} == {"none: no device ran it"}
+    (line,) = remarks(manifest)
+    assert line.startswith("3 of these shapes are predicted: no device has run their kernels")
 
 
 def test_runs_are_merged_the_faster_and_the_measured_first(tmp_path: Path) -> None:
@@ -193,6 +222,7 @@ def test_shapes_of_the_run_without_a_kernel_are_left_out(tmp_path: Path) -> None
         (("kernels", "K", "launches", 0, "grid"), None, "grid is not a list"),
         (("kernels", "K", "launches", 0, "args", 0, "box"), [1], r"box \[1\]"),
         (("kernels", "K", "launches", 0, "persistent"), -1, "persistent: -1 is out of range"),
+        (("kernels", "K", "launches", 0, "cluster"), 0, "cluster: 0 is out of range"),
     ],
 )
 def test_a_manifest_that_was_changed_is_refused(
@@ -208,6 +238,28 @@ def test_a_manifest_that_was_changed_is_refused(
     (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(manifests.ManifestError, match=message):
         manifests.read(tmp_path / "out")
+
+
+def test_a_cluster_is_exported_and_a_launch_that_says_none_is_of_single_blocks(
+    tmp_path: Path,
+) -> None:
+    store = make_run(tmp_path / "runs")
+    source, cubin = kernel("pairs")
+    launch = dataclasses.replace(source.launches[0], cluster=2)
+    with RunStore.open(store.path, write=True) as writer:
+        writer.put_kernel(dataclasses.replace(source, launches=(launch,)), cubin)
+        record = trial(2, measured(timing(FULL, 2.0)), cubin.key)
+        writer.append(dataclasses.replace(record, problem=problem(FULL)))
+    manifest = export(RunStore.open(store.path), tmp_path / "out")
+    found = manifests.read(tmp_path / "out").kernels
+    assert [k.launches[0].cluster for k in found.values()].count(2) == 1
+    for entry in manifest["kernels"].values():
+        for x in entry["launches"]:
+            del x["cluster"]
+    sealed = manifest | {"sha256": manifests.digest_of(manifest)}
+    (tmp_path / "out/manifest.json").write_text(json.dumps(sealed))
+    found = manifests.read(tmp_path / "out").kernels
+    assert {k.launches[0].cluster for k in found.values()} == {1}
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from runs.export import export
 from runs.templates import checks
 from runs.templates.attention import Attention, NoKernelError
 from runs.templates.launch import LaunchError
-from runs.templates.manifest import ManifestError
+from runs.templates.manifest import ManifestError, digest_of
 from space.variant import Shape
 
 
@@ -326,7 +326,7 @@ def test_each_stream_and_each_graph_has_its_own_ticket(tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     for entry in manifest["kernels"].values():
         entry["launches"][0]["args"].append({"kind": "tickets", "name": "t", "box": [0, 0]})
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
     cuda = HostCuda()
     cuda.driver.takes_tickets = True
     attention = Attention(tmp_path / "out", cuda)

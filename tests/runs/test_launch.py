@@ -300,12 +300,15 @@ class FakeLibrary:
     def __init__(self, code: int = 0) -> None:
         self.code = code
         self.encoded: list[dict[str, object]] = []
+        self.swizzles: list[int] = []
 
     def cuTensorMapEncodeTiled(self, target, kind, rank, address, extents, steps, box, ones, *rest):
         assert target.value % 64 == 0
-        assert (kind, rank, list(ones), rest) == (1, 4, [1, 1, 1, 1], (0, 3, 3, 0))
+        interleave, swizzle, *rest = rest
+        assert (kind, rank, list(ones), interleave, rest) == (1, 4, [1, 1, 1, 1], 0, [2, 0])
         ctypes.c_uint64.from_address(target.value).value = address.value
         self.encoded.append({"extents": list(extents), "steps": list(steps), "box": list(box)})
+        self.swizzles.append(swizzle)
         return self.code
 
     def cuTensorMapReplaceAddress(self, target, address):
@@ -343,6 +346,15 @@ def test_descriptors_say_how_a_tensor_lies() -> None:
         {"extents": [128, 65, 8, 2], "steps": [2048, 256, 133120], "box": [64, 128, 1, 1]},
         {"extents": [128, 100, 1, 1], "steps": [512, 16, 16], "box": [64, 80, 1, 1]},
     ]
+    assert library.swizzles == [3, 3]
+
+
+@pytest.mark.parametrize("columns,swizzle", [(64, 3), (32, 2), (16, 1)])
+def test_a_box_is_swizzled_by_the_bytes_of_its_columns(columns: int, swizzle: int) -> None:
+    library = FakeLibrary()
+    narrow = HOPPER._replace(args=(launch.Arg("tensor_map", "Q", (columns, 128)),))
+    launch.pack(narrow, HOPPER_TENSORS, LENGTHS, {}, 10, tensor_map.Encoder(library))
+    assert library.swizzles == [swizzle]
 
 
 def test_descriptors_and_tickets_follow_new_addresses() -> None:
@@ -374,6 +386,17 @@ def test_a_persistent_grid_is_at_most_the_machine() -> None:
     assert hopper(FakeLibrary(), num_sms=132).grid == 16
     with pytest.raises(launch.LaunchError, match="persistent; the number of SMs is wanted"):
         hopper(FakeLibrary(), num_sms=0)
+
+
+def test_a_cluster_takes_the_place_of_a_block() -> None:
+    pairs = launch.Launch("forward", 384, 0, (launch.Axis("M", 64), launch.Axis("heads", 1)), ())
+    pairs = pairs._replace(cluster=2)
+    assert launch.pack(pairs, {}, LENGTHS, {}).grid == 2 * 16
+    stays = pairs._replace(persistent=1)
+    assert launch.pack(stays, {}, LENGTHS, {}, 132).grid == 32
+    assert launch.pack(stays, {}, LENGTHS, {}, 11).grid == 10  # whole clusters only
+    with pytest.raises(launch.LaunchError, match="forward wants 2 SMs at once, 1 there"):
+        launch.pack(stays, {}, LENGTHS, {}, 1)
 
 
 def test_a_module_counts_its_multiprocessors() -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from decode_runs import ONE, make_decode_run
 from exported import make_run
 from records import SPEC
 
@@ -52,9 +53,9 @@ def test_a_reference_that_names_no_one_thing_is_refused(
         codec.from_json(RunSpec, body)
 
 
-def referring(folder: Path, reference: Reference | None) -> RunStore:
+def referring(folder: Path, reference: Reference | None, made: RunStore | None = None) -> RunStore:
     """A run with kernels, its specification changed to one with a reference."""
-    store = make_run(folder)
+    store = made or make_run(folder)
     path = store.path / SPEC_FILE
     body = json.loads(path.read_text())
     body["spec"]["reference"] = codec.to_json(reference)
@@ -72,6 +73,25 @@ def test_the_export_says_what_it_computes(tmp_path: Path) -> None:
     assert manifests.read(tmp_path / "out").kernels
     with pytest.raises(UsageError, match=r"computes mine.py:attend, whose text is not in it"):
         subjects_of(tmp_path / "out")
+
+
+def test_an_export_that_decodes_says_both(tmp_path: Path) -> None:
+    store = make_decode_run(tmp_path, (ONE,), page=0)
+    manifest = export(referring(tmp_path, REFERENCE, store), tmp_path / "out")
+    for entry in manifest["kernels"].values():
+        assert entry["splits"] and entry["computes"]["function"] == "mine.py:attend"
+    assert manifests.functions(tmp_path / "out") == ("mine.py:attend",)
+
+
+def test_what_an_export_computes_is_sealed(tmp_path: Path) -> None:
+    export(referring(tmp_path, REFERENCE), tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    data = json.loads(path.read_text())
+    for entry in data["kernels"].values():
+        del entry["computes"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(manifests.ManifestError, match="its digest differs; export again"):
+        manifests.functions(tmp_path / "out")
 
 
 def test_an_export_of_plain_attention_says_nothing_of_a_function(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from hypothesis import strategies as st
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / folder) for folder in ("runs", "tuner", "security")]
 
+from decode_runs import FEW, ONE, exported, problem_of, spec_of  # noqa: E402
 from exported import make_run  # noqa: E402
+from fake_decode import PAGE  # noqa: E402
 from fake_machine import FULL, FakeMachine  # noqa: E402
 from hostile import NAMES, NUMBERS, PLACES  # noqa: E402
 from records import EVENTS, SPEC  # noqa: E402
@@ -49,7 +51,8 @@ from runs.export import export  # noqa: E402
 from runs.record import RunSpec  # noqa: E402
 from runs.store import JOURNAL, RunStore  # noqa: E402
 from runs.store import SPEC as SPEC_FILE  # noqa: E402
-from runs.templates.manifest import ManifestError  # noqa: E402
+from runs.templates.lengths import problem_lengths, split_count  # noqa: E402
+from runs.templates.manifest import ManifestError, digest_of  # noqa: E402
 from runs.templates.manifest import read as read_manifest  # noqa: E402
 from space.constraints import space_for  # noqa: E402
 from space.gpu import gpu_named  # noqa: E402
@@ -257,7 +260,14 @@ def fuzz_proposals(number: int) -> None:
         read_seeds(text, PROBLEM, GPU, SPACE, BASE)
 
 
+DECODE_LENGTHS = problem_lengths(4, 32, 8, 1, 4096)
+DECODE_SPEC = spec_of((ONE, FEW), PAGE)
+DECODED = codec.to_json(EVENTS[0]) | {
+    "problem": codec.to_json(problem_of(ONE, PAGE)),
+    "outcome": {"outcome": "measured", "error_ratio": 0.9, "timings": []},
+}
 LINES_OF_A_JOURNAL = [json.loads(codec.encode_event(e, "2026-11-30T12:00:00")) for e in EVENTS]
+LINES_OF_A_JOURNAL.append(LINES_OF_A_JOURNAL[0] | {"data": DECODED})
 
 
 def fuzz_codec(number: int) -> None:
@@ -268,7 +278,9 @@ def fuzz_codec(number: int) -> None:
         with contextlib.suppress(CodecError):
             event = codec.decode_event(text)
             assert codec.decode_event(codec.encode_event(event, "")) == event
-        text = mutated_document(rng, codec.to_json(SPEC)).decode("utf-8", "replace")
+        text = mutated_document(rng, codec.to_json(rng.choice((SPEC, DECODE_SPEC)))).decode(
+            "utf-8", "replace"
+        )
         with contextlib.suppress(CodecError):
             spec = codec.from_text(RunSpec, text)
             assert codec.from_text(RunSpec, codec.to_text(spec)) == spec
@@ -336,6 +348,7 @@ class Folders:
             cls.root = tempfile.TemporaryDirectory()
             root = Path(cls.root.name)
             export(make_run(root / "made"), root / "out")
+            exported(root / "decode", (ONE, FEW), (0, PAGE))
             (root / "sketch.tl").write_text(FULL)
             words = ["--variant", "mha", "--gpu", "a100", "--shapes", "1,16,16,4096,4096,128,128"]
             words += ["--sketch", str(root / "sketch.tl"), "--budget", "3"]
@@ -344,20 +357,31 @@ class Folders:
         return Path(cls.root.name)
 
 
+def sealed(text: bytes) -> bytes:
+    """Give a changed manifest its own digest, so that the changes are read; else as it is."""
+    try:
+        data = json.loads(text)
+        return json.dumps(data | {"sha256": digest_of(data)}).encode()
+    except (ValueError, AttributeError, RecursionError):  # no object, or no JSON
+        return text
+
+
 def fuzz_manifest(number: int) -> None:
     """A damaged manifest: read within its bounds, or ManifestError."""
     rng = random.Random(number)
-    folder = Folders.path() / "out"
+    folder = Folders.path() / rng.choice(("out", "decode/out"))
     manifest = folder / "manifest.json"
     good = manifest.read_bytes()
     try:
-        manifest.write_bytes(mutated_document(rng, json.loads(good)))
+        manifest.write_bytes(sealed(mutated_document(rng, json.loads(good))))
         with soon(), contextlib.suppress(ManifestError):
             found = read_manifest(folder)
             for kernel in found.kernels.values():
                 assert kernel.cubin.resolve().parent == folder.resolve() / "kernels"
                 kernel.runs_on(9, 0)
                 kernel.image()
+                if kernel.splits is not None:
+                    split_count(kernel.splits, DECODE_LENGTHS, 132)
     finally:
         manifest.write_bytes(good)
 

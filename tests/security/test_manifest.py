@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decode_runs import ONE, exported
 from exported import make_run
+from fake_decode import PAGE
 
 from runs.export import export
-from runs.templates.manifest import ManifestError, read
+from runs.templates.manifest import ManifestError, digest_of, read
 
 HUGE = 10**30
 
@@ -39,7 +41,12 @@ Change = Callable[[dict[str, Any]], Any]
 def changed(folder: Path, change: Change) -> None:
     data = json.loads((folder / "manifest.json").read_text())
     change(data)
-    (folder / "manifest.json").write_text(json.dumps(data))
+    (folder / "manifest.json").write_text(json.dumps(sealed(data)))
+
+
+def sealed(data: dict[str, Any]) -> dict[str, Any]:
+    """Give a changed manifest its own digest, as who knows how it is made would."""
+    return data | {"sha256": digest_of(data)}
 
 
 def kernel_of(data: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +116,50 @@ def test_the_folder_itself_may_be_a_link(folder: Path) -> None:
     assert all(k.image() for k in read(link).kernels.values())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["shapes"][0].update(head_dim=32),
+        lambda data: data["shapes"][0].update(dtype="bf16"),
+        lambda data: data["shapes"][0].update(median_us=1.0),
+        lambda data: kernel_of(data)["launches"][0].update(smem_bytes=1024),
+        lambda data: kernel_of(data)["parameters"].update(BM=64),
+        lambda data: data.update(note="added"),
+        lambda data: data.pop("runs"),
+        lambda data: data.update(sha256="0" * 64),
+        lambda data: data["shapes"][0].update(median_us=float("nan")),
+    ],
+)
+def test_a_changed_manifest_is_noticed(folder: Path, change: Change) -> None:
+    data = json.loads((folder / "manifest.json").read_text())
+    change(data)
+    (folder / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match="its digest differs; export again"):
+        read(folder)
+
+
+def test_a_manifest_without_a_digest_is_refused(folder: Path) -> None:
+    data = json.loads((folder / "manifest.json").read_text())
+    del data["sha256"]
+    (folder / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match="sha256: None is not of type str"):
+        read(folder)
+
+
+def test_the_same_values_in_another_order_are_the_same_manifest(folder: Path) -> None:
+    data = json.loads((folder / "manifest.json").read_text())
+    text = json.dumps(dict(reversed(data.items())), indent=3)
+    (folder / "manifest.json").write_text(text)
+    assert read(folder).shapes
+
+
+def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+    with pytest.raises(ManifestError, match="it is no regular file"):
+        read(folder)
+
+
 def test_a_pipe_in_place_of_machine_code_is_not_waited_for(folder: Path) -> None:
     cubin = cubin_of(folder)
     cubin.unlink()
@@ -154,7 +205,7 @@ def test_any_value_at_any_place_is_refused_or_within_its_bounds(folder: Path) ->
             for step in path[:-1]:
                 place = place[step]
             place[path[-1]] = value
-            (folder / "manifest.json").write_text(json.dumps(data))
+            (folder / "manifest.json").write_text(json.dumps(sealed(data)))
             try:
                 manifest = read(folder)
             except ManifestError:
@@ -166,6 +217,70 @@ def test_any_value_at_any_place_is_refused_or_within_its_bounds(folder: Path) ->
                     assert 1 <= launch.threads <= 1024 and 0 <= launch.smem_bytes <= 1 << 20
                     assert launch.entry.isascii() and launch.entry.isidentifier()
     assert refused > 300
+
+
+@pytest.fixture
+def decoding(tmp_path: Path) -> Path:
+    """A folder with one kernel that decodes a cache in one piece and one for pages of 16."""
+    return exported(tmp_path, (ONE,), (0, PAGE))
+
+
+def test_any_value_at_any_place_of_a_decode_manifest_is_within_its_bounds(decoding: Path) -> None:
+    good = json.loads((decoding / "manifest.json").read_text())
+    of_decode = [
+        p for p in places(good) if {"splits", "phase", "page", "if_split", "dependent"} & {*p}
+    ]
+    assert len(of_decode) >= 10
+    refused = 0
+    for path in of_decode:
+        for value in (*WRONG, 0, 1025, 1 << 17, [1, 2], {"rows": 1}):
+            data = copy.deepcopy(good)
+            place = data
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = value
+            (decoding / "manifest.json").write_text(json.dumps(data))
+            try:
+                manifest = read(decoding)
+            except ManifestError:
+                refused += 1
+                continue
+            for kernel in manifest.kernels.values():
+                assert kernel.splits is not None
+                assert all(1 <= n <= 1024 for n in kernel.splits)
+            assert all(0 <= key.page <= 1 << 16 for key in manifest.shapes)
+    assert refused > 150
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s, k: k.pop("splits"), "has no split rule"),
+        (lambda s, k: s.pop("phase"), "phase 'prefill', page 16|has a split rule"),
+        (lambda s, k: s.update(page=0 if s["page"] else 16), "reads (no )?pages"),
+        (lambda s, k: s.update(phase="encode"), "phase 'encode'"),
+        (lambda s, k: k["splits"].pop("keys"), "keys: None is not of type int"),
+        (lambda s, k: k["splits"].update(min_tiles=0), "min_tiles: 0 is out of range"),
+        (lambda s, k: k["launches"][1].update(if_split=1), "if_split: 1 is not of type bool"),
+    ],
+)
+def test_a_shape_and_its_kernel_agree_about_decoding(
+    decoding: Path, change: Callable[[Any, Any], Any], message: str
+) -> None:
+    data = json.loads((decoding / "manifest.json").read_text())
+    for shape in data["shapes"]:
+        change(shape, data["kernels"][shape["kernel"]])
+    (decoding / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestError, match=message):
+        read(decoding)
+
+
+def test_folders_of_before_decoding_are_read_and_later_ones_are_not(folder: Path) -> None:
+    assert json.loads((folder / "manifest.json").read_text())["version"] == 1
+    assert {(k.phase, k.page) for k in read(folder).shapes} == {("prefill", 0)}
+    changed(folder, lambda data: data.update(version=3))
+    with pytest.raises(ManifestError, match="not a tltune-export of version 1 to 2"):
+        read(folder)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from exported import make_run
 from fake_machine import FULL, FakeMachine
 from records import SPEC, trial
 
+from llm_proposer.client import Kind, Prompt
+from llm_proposer.errors import Pending
+from llm_proposer.providers.batch import connect
 from runs import codec
 from runs.errors import CodecError, RunError, StoreError
 from runs.export import export
@@ -21,6 +26,7 @@ from runs.record import RunSpec
 from runs.store import JOURNAL, RunStore
 from runs.store import SPEC as SPEC_FILE
 from tuner.cli import main
+from tuner.subjects import strange_files
 
 A100 = ("NVIDIA A100-SXM4-80GB",)
 HUGE = 10**30
@@ -81,6 +87,117 @@ def refused(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert said.startswith("tune: ") and said.count("\n") == 1 and said.strip().isprintable()
     assert sorted(p.name for p in run.parent.parent.rglob("*")) == before
     return said
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """What waits for a pipe is stopped."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+COMMANDS = {
+    "report": ["report"], "export": ["export", "--out", "out"], "verify": ["verify"],
+    "ablate": ["ablate"], "resume": ["--resume"],
+}  # fmt: skip
+
+
+def put_in_place(path: Path, kind: str) -> None:
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else "/dev/tty")
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("file", [SPEC_FILE, JOURNAL])
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_no_file_of_a_run_is_waited_for(
+    run: Path, tmp_path: Path, command: str, file: str, kind: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    put_in_place(run / file, kind)
+    capsys.readouterr()
+    assert main([*COMMANDS[command], str(run)], FakeMachine(A100).machine()) in (2, 3)
+    err = capsys.readouterr().err
+    assert err.startswith("tune: ") and err.count("\n") == 1
+    refused = ("no regular file", "is a link") if command == "resume" else ("no regular file",)
+    assert any(words in err for words in refused) or command == "verify"
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("file", ["source.cu", "image.cubin", "log.txt", "kernel.json"])
+def test_no_file_of_a_kernel_is_waited_for(
+    tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_run(tmp_path / "runs")
+    put_in_place(next(iter(sorted(store.path.rglob(file)))), "pipe")
+    assert main(["export", str(store.path), "--out", str(tmp_path / "out")]) == 2
+    assert "it is no regular file" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("soon")
+def test_exchanges_lock_and_page_are_not_waited_for(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(run / "report.html")
+    assert main(["report", str(run)]) == 2
+    assert "report.html is no regular file; name another" in capsys.readouterr().err
+    os.mkfifo(run / "exchanges.jsonl")
+    assert main(["report", str(run)]) == 2
+    assert "exchanges.jsonl: it is no regular file" in capsys.readouterr().err
+    assert "a run is not written to one" in refused(run, capsys)
+    (run / "exchanges.jsonl").unlink()
+    (run / "lock").unlink()
+    os.mkfifo(run / "lock")
+    assert "lock is no regular file" in refused(run, capsys)
+
+
+@pytest.mark.usefixtures("soon")
+def test_pipes_in_an_export_and_a_comparison_are_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_run(tmp_path / "runs")
+    for name in ("manifest.json", "plan.json"):
+        os.mkfifo(tmp_path / name)
+    assert main(["export", str(store.path), "--out", str(tmp_path)]) == 1
+    assert "no earlier export" in capsys.readouterr().err
+    assert main(["compare", "--resume", str(tmp_path)], FakeMachine(A100).machine()) == 2
+    assert "it is no regular file" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path)]) == 2
+    export(store, tmp_path / "out")
+    (tmp_path / "out" / "attention.py").unlink()
+    os.mkfifo(tmp_path / "out" / "attention.py")
+    assert strange_files(tmp_path / "out") == ("attention.py",)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_pipe_among_replies_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "replies.jsonl")
+    client = connect(str(tmp_path), "m")
+    with pytest.raises(Pending):
+        client.complete(Prompt(Kind.SEEDS, "s", "u"))
+
+
+def test_a_specification_that_could_not_be_read_back_makes_no_folder(tmp_path: Path) -> None:
+    for change in (
+        {"budget": HUGE}, {"model": "m\udcff"}, {"sketches": ((".x", FULL),)}, {"run_id": "../x"},
+        {"sketches": (("x" * 129, FULL),)}, {"sketches": (("x", "\udcff"),)},
+    ):  # fmt: skip
+        with pytest.raises(RunError):
+            RunStore.create(tmp_path / "runs", dataclasses.replace(SPEC, **change))
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES, ids=ascii)

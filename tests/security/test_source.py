@@ -37,7 +37,7 @@ ALLOWED = {
     # arrays that a process of ours wrote; pickles in them are refused
     "tuner/evaluate/gate.py": {"numpy.load"},
     # a fixed command without a shell; its argument is a folder of ours
-    "tuner/sanitizer.py": {"subprocess.run"},
+    "tuner/sanitizer.py": {"subprocess.Popen"},
     # the driver's library by its fixed name
     "runs/templates/tensor_map.py": {"ctypes.CDLL"},
 }

@@ -10,6 +10,7 @@ import pytest
 
 from space.constraints import CONSTRAINTS, Backend, row_pitch_bytes, smem_bytes, space_for, violated
 from space.gpu import GPUS
+from space.hopper import hopper_space
 from space.legal import LegalPoints, legal_points
 from space.params import Param, Point, Space
 from space.variant import DType, Problem
@@ -149,6 +150,49 @@ def test_a_space_leaves_out_what_can_never_be_legal() -> None:
         32,
         0,
     )
+
+
+def hopper_point(problem: Problem) -> Point:
+    first = Point(tuple((p.name, p.choices[0]) for p in hopper_space(problem).params))
+    return first.replace(BM=128, BN=64, consumer_warpgroups=2, stages=2)
+
+
+@pytest.mark.parametrize(
+    ("dims", "choices"),
+    [
+        ((64, 64), (128,)),
+        ((192, 128), (128,)),
+        ((96, 96), (128, 64)),
+        ((80, 80), (128, 64, 32)),
+        ((40, 40), (128, 32)),
+        ((128, 96), (128, 64)),
+    ],
+)
+def test_a_narrower_swizzle_is_offered_where_it_packs_tighter(
+    dims: tuple[int, int], choices: tuple[int, ...]
+) -> None:
+    problem = Problem("mla", DType.FP16, *dims, False)
+    assert hopper_space(problem).param("swizzle").choices == choices
+
+
+def test_a_swizzle_that_changes_nothing_is_refused_by_name() -> None:
+    problem = Problem("mha", DType.FP16, 96, 96, False)
+    point = hopper_point(problem)
+    narrow = point.replace(swizzle=64)
+    assert violated(problem, narrow, GPUS["h200"]) is None
+    saved = (128 + 128 + 2 * 2 * 64) * 2 * (128 - 96)  # of Q, O and two stages of K and V
+    assert smem_bytes(problem, point) - smem_bytes(problem, narrow) == saved
+    assert violated(problem, point.replace(swizzle=32), GPUS["h200"]) == (
+        "packs_columns", "swizzle=32 pads head dims 96 and 96 to as many columns as 64",
+    )  # fmt: skip
+
+
+def test_a_cluster_takes_no_tickets() -> None:
+    problem = Problem("mha", DType.FP16, 128, 128, True)
+    point = hopper_point(problem).replace(cluster=2)
+    found = violated(problem, point.replace(persistent=2), GPUS["h200"])
+    assert found is not None and found[0] == "walks_in_pairs"
+    assert violated(problem, point.replace(persistent=1), GPUS["h200"]) is None
 
 
 def test_constraints_have_names_of_their_own() -> None:

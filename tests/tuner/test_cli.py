@@ -24,6 +24,7 @@ SHAPE = "1,16,16,4096,4096,128,128"
 REPLIES = Path(__file__).parents[1] / "codegen" / "tl" / "replies"
 FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
 GOOD = ["--variant", "mha", "--gpu", "a100", "--budget", "4"]
+MLA = ["--variant", "mla", "--gpu", "a100"]
 
 
 @pytest.fixture
@@ -43,11 +44,11 @@ def fake() -> FakeMachine:
 def test_help_names_every_option_and_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in ("--variant", "--gpu", "--budget", "--phase", "--dtype", "--causal", "--shapes",
-                 "--proposer", "--sketch", "--measure", "--minutes", "--seed", "--workers",
-                 "--runs-dir", "--resume", "--json", "sketch", "check", "emit", "list", "doctor",
-                 "export", "report", "compare", "--model", "--base-url", "--max-tokens",
-                 "--max-cost", "--price", "--reference", "--scalar"):  # fmt: skip
+    for word in ("--variant", "--gpu", "--budget", "--phase", "--page-size", "--dtype", "--causal",
+                 "--shapes", "--proposer", "--sketch", "--measure", "--minutes", "--seed",
+                 "--workers", "--runs-dir", "--resume", "--json", "sketch", "check", "emit",
+                 "list", "doctor", "export", "report", "compare", "--model", "--base-url",
+                 "--max-tokens", "--max-cost", "--price", "--reference", "--scalar"):  # fmt: skip
         assert word in out, word
 
 
@@ -96,7 +97,44 @@ BAD = {
     "budget of words": (["--variant", "mha", "--gpu", "a100", "--budget", "many"], "'--budget'"),
     "minutes 0": ([*GOOD, "--minutes", "0"], "more than 0"),
     "minutes nan": ([*GOOD, "--minutes", "nan"], "more than 0"),
-    "decode": ([*GOOD, "--phase", "decode"], "use --phase prefill"),
+    "phase": ([*GOOD, "--phase", "train"], "known phases: prefill, decode"),
+    "pages of prefill": ([*GOOD, "--page-size", "64"], "add --phase decode"),
+    "page size": ([*GOOD, "--phase", "decode", "--page-size", "48"], "0 (not paged), 16, 64, 128"),
+    "page size of words": ([*GOOD, "--phase", "decode", "--page-size", "x"], "'--page-size'"),
+    "many queries": (
+        [*GOOD, "--phase", "decode", "--shapes", "1,16,16,9,512,64"],
+        "9 queries, decode has at most 8; use --phase prefill",
+    ),
+    "latent of two KV heads": (
+        [*MLA, "--phase", "decode", "--shapes", "1,16,2,1,512,576,512"],
+        "with 1 KV head",
+    ),
+    "mla that is not absorbed": (
+        [*MLA, "--phase", "decode", "--shapes", "1,16,16,1,512,192,128"],
+        "head dims 576,512",
+    ),
+    "latent prefill": ([*MLA, "--shapes", "1,16,1,1,512,576,512"], "use --phase decode"),
+    "latent of another variant": (
+        [
+            "--variant",
+            "mqa",
+            "--gpu",
+            "a100",
+            "--phase",
+            "decode",
+            "--shapes",
+            "1,16,1,1,512,576,512",
+        ],
+        "use --variant mla",
+    ),
+    "latent queries": (
+        [*MLA, "--phase", "decode", "--shapes", "1,16,1,9,512,576,512"],
+        "at most 8 queries",
+    ),
+    "resume another page size": (
+        ["--resume", "nowhere", "--page-size", "64"],
+        "leave --page-size out",
+    ),
     "proposer": ([*GOOD, "--proposer", "oracle"], "known proposers: builtin, openai, batch:DIR"),
     "batch of nowhere": ([*GOOD, "--proposer", "batch:"], "say --proposer batch:DIR"),
     "max tokens": ([*GOOD, "--max-tokens", "0"], "--max-tokens 0"),
@@ -112,6 +150,21 @@ BAD = {
     "workers 0": ([*GOOD, "--workers", "0"], "at least 1"),
     "workers ray": ([*GOOD, "--workers", "ray"], "not in this version"),
     "negative seed": ([*GOOD, "--seed", "-1"], "0 or more"),
+    "huge seed": ([*GOOD, "--seed", "9" * 30], "--seed is more than 999999999999999999"),
+    "huge budget": (
+        ["--variant", "mha", "--gpu", "a100", "--budget", "1" + "0" * 30],
+        "--budget is more than 999999999999999999",
+    ),
+    "model of other bytes": ([*GOOD, "--model", "m\udcff"], "--model 'm\\udcff' is not UTF-8"),
+    "batch of other bytes": (
+        [*GOOD, "--proposer", "batch:\udcff"],
+        "--proposer 'batch:\\udcff' is not UTF-8",
+    ),
+    "comparison of other bytes": (
+        ["compare", *GOOD[:4], "--model", "m\udcff"],
+        "--model 'm\\udcff' is not UTF-8",
+    ),
+    "comparison for ever": (["compare", *GOOD[:4], "--seeds", "9" * 30], "is not from 1 to 1000"),
     "no such sketch": ([*GOOD, "--sketch", "none.tl"], "no sketch file none.tl"),
     "not a run": (["--resume", "nowhere"], "not a run folder"),
     "resume another variant": (["--resume", "nowhere", "--variant", "mla"], "leave --variant out"),
@@ -129,6 +182,30 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert len(err.splitlines()) == 1, err
     assert said in err
     assert list(nowhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", [".tl", ".hidden.tl", "-x.tl", "-rf.tl", "x" * 200 + ".tl", "x" * 129 + ".tl", "..tl"]
+)
+@pytest.mark.parametrize("command", [[], ["compare"]])
+def test_a_sketch_whose_name_a_run_cannot_keep_is_refused_before_anything_is_made(
+    command: list[str], name: str, tmp_path: Path, nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / name).write_text(FULL)
+    machine = fake()
+    words = [*command, *GOOD, "--shapes", SHAPE, "--sketch", f"./{name}", "--proposer", "batch:b"]
+    assert main(words, machine.machine()) == 2
+    err = capsys.readouterr().err
+    assert "rename the file" in err and err.count("\n") == 1
+    assert [p.name for p in nowhere.iterdir()] == [name]
+
+
+def test_a_sketch_of_the_longest_name_is_kept(nowhere: Path) -> None:
+    (nowhere / f"{'x' * 128}.tl").write_text(FULL)
+    words = [*GOOD, "--shapes", SHAPE, "--sketch", f"{'x' * 128}.tl"]
+    assert main(words, fake().machine()) == 0
+    (run,) = (nowhere / "runs").iterdir()
+    assert RunStore.open(run).spec.sketches[0][0] == "x" * 128
 
 
 def test_a_faulty_sketch_gives_every_fault_with_its_line(
@@ -332,7 +409,9 @@ def test_list_counts_what_the_search_would_take(capsys: pytest.CaptureFixture[st
     from space.variant import DType, Problem
 
     assert main(["list"]) == 0
-    out = capsys.readouterr().out
+    out, _, decode = capsys.readouterr().out.partition("decode: legal configurations")
+    assert "192/128" in out and "576/512" not in out
+    assert "576/512" in decode and "192/128" not in decode
     problem = Problem("mla", DType.FP16, 192, 128, False)
     count = len(legal_points(problem, GPUS["l40s"], space_for(problem, GPUS["l40s"])))
     (row,) = [x for x in out.splitlines() if " mla " in x and " l40s " in x]
@@ -362,6 +441,21 @@ def test_export_of_what_is_no_run(nowhere: Path, capsys: pytest.CaptureFixture[s
 
 
 # ---- report ------------------------------------------------------------------------------------
+
+
+def test_export_says_which_shapes_lack_the_final_checks(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+    from exported import FULL as SHORT
+    from exported import finalist, make_run
+
+    store = make_run(nowhere / "runs", events=(finalist(0, SHORT, 94.0, chosen=True),))
+    assert main(["export", str(store.path), "--out", "out"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "2 kernels for 3 shapes in out"
+    assert told[1].startswith("2 of these shapes come from a run without its final checks")
+    assert told[1].endswith("tune verify looks at every element")
 
 
 def test_report_writes_one_file_where_it_is_told(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def test_a_function_that_will_not_do_is_refused_before_anything_is_compiled(
 BAD_WORDS = {
     "no function": (["--reference", "mine.py"], "is not FILE.py:function"),
     "no file": (["--reference", "nowhere.py:f"], "cannot read nowhere.py"),
+    "a pipe": (["--reference", "pipe.py:f"], "cannot read pipe.py: it is no regular file"),
     "unknown function": (["--reference", "mine.py:g"], "no function g in mine.py; there: f"),
     "no python": (["--reference", "odd.py:f"], "odd.py line 1 is not Python"),
     "no number": (["--reference", "mine.py:f", "--scalar", "softcap"], "is not NAME=NUMBER"),
@@ -88,6 +90,7 @@ def test_a_bad_word_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(GOOD)
     (tmp_path / "odd.py").write_text("def f(q, k, v:\n")
+    os.mkfifo(tmp_path / "pipe.py")
     words, said = BAD_WORDS[name]
     assert run(tmp_path, *words) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -21,6 +21,8 @@ def write_page(path: Path, text: str) -> Path:
     """Write a page and return where. Raises UsageError."""
     if path.is_symlink():
         raise UsageError(f"{path} is a link; name the file that it should be")
+    if path.exists() and not path.is_file():  # a pipe would wait for a reader
+        raise UsageError(f"{path} is no regular file; name another")
     try:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:

@@ -27,7 +27,7 @@ def sketch_for(
 
         return sketch_of_model(options, way, samples, words, machine(), say)
     if options.reference is None:
-        return sketch_text(options.variant or "", bool(options.causal), name)
+        return sketch_text(options.variant or "", bool(options.causal), name, options.phase)
     from runs.record import Basis
     from tuner.reference_sketches import with_reference
 

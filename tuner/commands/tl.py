@@ -13,13 +13,14 @@ from space.gpu import check_dtype, gpu_named
 from space.params import Point
 from space.variant import Problem, Shape, check_shape, dtype_named, variant_named
 from tuner.errors import UsageError
+from tuner.phases import check_phase, page_size, phase_named, usual_head_dims
 
 
-def sketch_text(variant: str, causal: bool, name: str | None) -> str:
+def sketch_text(variant: str, causal: bool, name: str | None, phase: str | None = None) -> str:
     """Return a built-in sketch as TL text. Raises SpaceError and UsageError."""
     from llm_proposer.builtin import sketches
 
-    known = sketches(variant_named(variant).name, causal)
+    known = sketches(variant_named(variant).name, causal, phase_named(phase))
     if name is None:
         return next(iter(known.values()))
     if name not in known:
@@ -62,13 +63,15 @@ class EmitRequest:
     head_dim: str | None
     causal: bool | None
     params: tuple[str, ...]
+    phase: str | None = None
+    page_size: int | None = None
 
 
 def emitted(request: EmitRequest) -> str:
     """Return the CuTe source of a TL file at a point. Raises TLError, SpaceError, UsageError."""
     from codegen.cute import translate
     from codegen.tl.bind import bind
-    from tuner.sketches import is_causal, read_sketch
+    from tuner.sketches import check_splits, is_causal, read_sketch
 
     gpu = gpu_named(request.gpu)
     _, sketch = read_sketch(request.path)
@@ -76,8 +79,12 @@ def emitted(request: EmitRequest) -> str:
     variant = variant_named(request.variant or "mha")
     dtype = gpu.dtypes[-1] if request.dtype is None else dtype_named(request.dtype)
     check_dtype(gpu, dtype)
-    head_dim, head_dim_v = _head_dims(request.head_dim, variant.paper_heads[0][2:])
-    problem = Problem(variant.name, dtype, head_dim, head_dim_v, causal)
+    phase = phase_named(request.phase)
+    page = page_size(phase, request.page_size)
+    head_dim, head_dim_v = _head_dims(request.head_dim, usual_head_dims(variant, phase)[0])
+    check_phase(variant, Shape(1, 1, 1, 1, 1, head_dim, head_dim_v), phase)
+    check_splits(request.path, sketch, phase)
+    problem = Problem(variant.name, dtype, head_dim, head_dim_v, causal, phase, page)
     point = _point(problem, request, sketch)
     if (broken := violated(problem, point, gpu)) is not None:
         raise UsageError(f"this point is not legal on {gpu.name}: {broken[0]}: {broken[1]}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runs.record import Rejected
-from tuner.sanitizer import State
+from tuner.sanitizer import INSTALL, State
 from tuner.subjects import strange_files
 from tuner.verify import MakeWorker, Plan, Verdict, plan, verdicts
 from tuner.worker import Worker
@@ -46,7 +46,9 @@ def preamble(todo: Plan, sanitizer: str, strange: tuple[str, ...]) -> list[str]:
     """Return the lines before the first verdict."""
     lines = [f"seed {todo.seed}: see the same problems again with --seed {todo.seed}"]
     if todo.sanitizer is None and sanitizer == "auto":
-        lines.append("compute-sanitizer is not installed: memory and races are not checked by it")
+        lines.append(
+            f"compute-sanitizer is not installed, {INSTALL}: memory and races are not checked by it"
+        )
     if strange:
         names = ", ".join(strange)
         lines.append(f"{names}: not as this version exports; kernels are judged, that code is not")
@@ -83,7 +85,8 @@ def as_dict(verdict: Verdict, seed: int) -> dict[str, object]:
             "error_ratio": round(outcome.error_ratio, 4),
         }  # fmt: skip
     body["sanitizer"] = {
-        f.tool: {"state": str(f.state)} | ({"said": f.said} if f.state is not State.CLEAN else {})
+        f.tool: {"state": str(f.state)}
+        | ({"said": f.said} if f.said or f.state is not State.CLEAN else {})
         for f in verdict.sanitizer
     }
     return body

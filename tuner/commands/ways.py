@@ -17,11 +17,11 @@ from llm_proposer.proposer import REPAIRS
 from llm_proposer.session import BATCH, open_session
 from runs import codec
 from runs.errors import CodecError, StoreError
-from runs.files import private_folder, publish, write_synced
+from runs.files import private_folder, publish, read_regular, write_synced
 from runs.record import Basis, RunSpec
 from runs.store import new_run_id
 from space.gpu import gpu_named
-from space.variant import problems_of
+from space.variant import Phase
 from tuner.commands.report import write_page
 from tuner.errors import MachineError, NothingFound, UsageError
 from tuner.options import (
@@ -34,6 +34,7 @@ from tuner.options import (
     spec_of,
     workers_of,
 )
+from tuner.phases import problems_in
 from tuner.reference import check_unchanged, examine, read_reference
 from tuner.session import Machine
 from tuner.terminal import make_console
@@ -71,6 +72,11 @@ def plan_of(
     basis = basis_of(options.measure, gpu, devices)
     name = new_run_id(f"ways-{options.variant}", gpu.name)
     base = spec_of(options, gpu, basis, name)
+    if base.phase is Phase.DECODE:
+        raise UsageError(
+            "a model is asked for no decode programs: what it could write otherwise is fixed "
+            "there; use --phase prefill"
+        )
     if options.reference is not None:
         source = read_reference(options.reference, options.scalars)
         base = replace(base, reference=source.reference)
@@ -86,7 +92,7 @@ def plan_of(
 def is_ways(folder: Path) -> bool:
     """Whether a folder is a sampling of ways and not a comparison of arms."""
     try:
-        body = json.loads((folder / PLAN).read_bytes())
+        body = json.loads(read_regular(folder / PLAN))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(body, dict) and body.get("format") == FORMAT
@@ -116,7 +122,7 @@ def begin(root: Path, plan: Plan) -> tuple[Path, Plan]:
 def read_plan(folder: Path) -> Plan:
     """Read a plan back. Raises UsageError."""
     try:
-        body = codec.parse((folder / PLAN).read_text(encoding="utf-8"))
+        body = codec.parse(read_regular(folder / PLAN).decode())
         ways, numbers = tuple(body["ways"]), (body["samples"], body["repairs"])
         if body.get("format") != FORMAT or not set(ways) <= set(WAYS) or not ways:
             raise CodecError("its format or ways are others")
@@ -258,7 +264,7 @@ def sketch_of_model(
     """
     one_mask = replace(options, causal=bool(options.causal))
     plan = plan_of(one_mask, way, samples, REPAIRS, machine.devices)
-    problems = problems_of(plan.base.variant, plan.base.dtype, plan.base.shapes)
+    problems = problems_in(plan.base)
     shown = next((p for p in problems if p.head_dim == USUAL_DIM), problems[0])
     shapes = tuple(s for s in plan.base.shapes if shown.serves(s))
     plan = replace(plan, base=replace(plan.base, shapes=shapes))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from space.variant import DType, Shape, io_bytes
+from tuner.evaluate.cache import Cache, counts_of
 from tuner.evaluate.function import Function
 from tuner.evaluate.inputs import TORCH_DTYPE, Inputs, Triple
 from tuner.evaluate.output import Output, allocate
@@ -46,11 +47,16 @@ class Bay:
             tensor.copy_(fresh)
 
 
-def numels(shape: Shape) -> tuple[int, int, int]:
-    """Return the elements of Q, K and V."""
-    keys = shape.batch * shape.seqlen_k * shape.kv_heads
+def numels(shape: Shape, page: int = 0) -> tuple[int, int, int]:
+    """Return the elements of Q, K and V, whole pages counted; V has none where it is part of K."""
+    keys = shape.batch * _capacity(shape, page) * shape.kv_heads
     queries = shape.batch * shape.seqlen_q * shape.heads
-    return queries * shape.head_dim, keys * shape.head_dim, keys * shape.head_dim_v
+    values = 0 if shape.latent else keys * shape.head_dim_v
+    return queries * shape.head_dim, keys * shape.head_dim, values
+
+
+def _capacity(shape: Shape, page: int) -> int:
+    return -(-shape.seqlen_k // page) * page if page else shape.seqlen_k
 
 
 def slot_count(shape: Shape, dtype: DType) -> int:
@@ -64,12 +70,15 @@ class Arena:
 
     def __init__(
         self, shapes: Sequence[Shape], dtype: DType, seed: int, device: torch.device,
-        function: Function | None = None,
+        page: int = 0, function: Function | None = None,
     ) -> None:  # fmt: skip
+        """`page` is the page size of the shapes' caches, 0 where they are in one piece."""
         self._function = function
         self.dtype = dtype
         self.seed = seed
-        self._sizes = _needed(shapes, dtype)
+        self.page = page
+        self._sizes = _needed(shapes, dtype, page)
+        self._caches: dict[Shape, Cache | None] = {}
         self._expected: dict[tuple[Shape, int], Expected] = {}
         generator = torch.Generator(device).manual_seed(seed)
         kind = TORCH_DTYPE[dtype]
@@ -89,26 +98,25 @@ class Arena:
         outputs = max((s.batch * s.seqlen_q * s.heads * s.head_dim_v for s in shapes), default=0)
         self._output = allocate((1, 1, 1, outputs), kind, device)
 
-    def holds(self, shapes: Sequence[Shape], dtype: DType, seed: int) -> bool:
+    def holds(self, shapes: Sequence[Shape], dtype: DType, seed: int, page: int = 0) -> bool:
         """Whether all of `shapes` fit here."""
-        if (dtype, seed) != (self.dtype, self.seed):
+        if (dtype, seed, page) != (self.dtype, self.seed, self.page):
             return False
-        fits = all(a <= b for a, b in zip(_needed(shapes, dtype), self._sizes, strict=True))
+        fits = all(a <= b for a, b in zip(_needed(shapes, dtype, page), self._sizes, strict=True))
         room = self._output.tensor.numel()
         return fits and all(s.batch * s.seqlen_q * s.heads * s.head_dim_v <= room for s in shapes)
 
     def bay(self, shape: Shape) -> Bay:
         """Lay the shape out and fill every slot; its answers are worked out once."""
         count = slot_count(shape, self.dtype)
-        for work, fresh, numel in zip(self._work, self._fresh[0], numels(shape), strict=True):
+        sizes = numels(shape, self.page)
+        for work, fresh, numel in zip(self._work, self._fresh[0], sizes, strict=True):
             work[: numel * count].copy_(fresh[: numel * count])
-        slots = tuple(
-            _inputs(shape, _views(self._work, shape, i), self._function) for i in range(count)
-        )
+        slots = tuple(self._inputs(shape, self._work, i) for i in range(count))
         output = self._output.part((shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v))
         exams = tuple(
-            Exam(f"timed shape {shape.key}", slots[0], _views(fresh, shape, 0),
-                 self._answer(shape, n), output)
+            Exam(f"timed shape {shape.key}", slots[0], self._inputs(shape, fresh, 0).tensors,
+                 self._answer(shape, n), output, tuple(t.clone() for _, t in slots[0].tables))
             for n, fresh in enumerate(self._fresh)
         )  # fmt: skip
         return Bay(shape, slots, output, exams)
@@ -116,28 +124,46 @@ class Arena:
     def _answer(self, shape: Shape, data_set: int) -> Expected:
         key = shape, data_set
         if key not in self._expected:
-            fresh = _inputs(shape, _views(self._fresh[data_set], shape, 0), self._function)
-            self._expected[key] = expect(fresh)
+            self._expected[key] = expect(self._inputs(shape, self._fresh[data_set], 0))
         return self._expected[key]
 
+    def _inputs(self, shape: Shape, flat: tuple[torch.Tensor, ...], slot: int) -> Inputs:
+        """The shape's problem on a slot of some flat tensors."""
+        tensors = _views(flat, shape, slot, self.page)
+        if shape not in self._caches:
+            self._caches[shape] = self._cache(shape, flat[0].device)
+        cache = self._caches[shape]
+        return Inputs(*tensors, shape.default_scale, shape.causal, cache, self._function)
 
-def _needed(shapes: Sequence[Shape], dtype: DType) -> tuple[int, ...]:
-    sizes = [tuple(n * slot_count(s, dtype) for n in numels(s)) for s in shapes]
+    def _cache(self, shape: Shape, device: torch.device) -> Cache | None:
+        """The tables of a paged cache: pages in random order; none where it is in one piece."""
+        if not self.page:
+            return None
+        whole = _capacity(shape, self.page)
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(shape.batch * whole // self.page, generator=generator)
+        table = order.to(device, torch.int32).view(shape.batch, -1)
+        full = whole == shape.seqlen_k
+        counts = None if full else counts_of([shape.seqlen_k] * shape.batch, device)
+        return Cache(counts, table)
+
+
+def _needed(shapes: Sequence[Shape], dtype: DType, page: int) -> tuple[int, ...]:
+    sizes = [tuple(n * slot_count(s, dtype) for n in numels(s, page)) for s in shapes]
     return tuple(max(column, default=0) for column in zip(*sizes, strict=True)) or (0, 0, 0)
 
 
-def _views(flat: tuple[torch.Tensor, ...], s: Shape, slot: int) -> Triple:
+def _views(flat: tuple[torch.Tensor, ...], s: Shape, slot: int, page: int) -> Triple:
+    batch, rows = s.batch, s.seqlen_k
+    if page:
+        batch, rows = s.batch * _capacity(s, page) // page, page
     sizes = (
         (s.batch, s.seqlen_q, s.heads, s.head_dim),
-        (s.batch, s.seqlen_k, s.kv_heads, s.head_dim),
-        (s.batch, s.seqlen_k, s.kv_heads, s.head_dim_v),
+        (batch, rows, s.kv_heads, s.head_dim),
+        (batch, rows, s.kv_heads, s.head_dim_v),
     )
     q, k, v = (
-        t[slot * n : (slot + 1) * n].view(size)
-        for t, n, size in zip(flat, numels(s), sizes, strict=True)
+        t[slot * n : (slot + 1) * n].view(size if n else 0)
+        for t, n, size in zip(flat, numels(s, page), sizes, strict=True)
     )
-    return q, k, v
-
-
-def _inputs(shape: Shape, tensors: Triple, function: Function | None) -> Inputs:
-    return Inputs(*tensors, shape.default_scale, shape.causal, function)
+    return q, k, k[..., : s.head_dim_v] if s.latent else v

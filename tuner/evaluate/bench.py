@@ -10,7 +10,7 @@ import torch
 from runs.record import Note, Reference, Scalar
 from space.gpu import gpu_of_device_name
 from space.variant import Problem
-from tuner.evaluate import timing, verify
+from tuner.evaluate import freshness, timing, verify
 from tuner.evaluate.clock import FLUSH_BYTES, CudaClock
 from tuner.evaluate.conditions import Meter
 from tuner.evaluate.finals import ROUNDS
@@ -82,6 +82,8 @@ class Bench:
             "final_rounds": ROUNDS,
             "l2_set_aside": "least that the device allows, asked after each timing",
             "stream": f"events must be at least {1 / timing.WALL_FACTOR:.0%} of the wall clock",
+            "new_data": f"after the timing, at most {freshness.FRESH_FACTOR:g} times the median "
+            f"and {freshness.FRESH_SLACK_US:g} us, in one of {freshness.FRESH_TRIES} windows",
             "too_hot": f"taken again after {COOL_S:g} s, at most {COOL_TRIES} times",
             "interval": "95% of the median, order statistics",
             "flops": "2*B*H*pairs*(D+Dv), pairs = visible (query, key) pairs, causal bottom-right",

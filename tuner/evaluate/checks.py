@@ -1,15 +1,17 @@
 """Which small problems a kernel must get right: fixed ones for a trial, drawn ones that are hidden.
 
 They are small on purpose: a trial is judged in a few milliseconds, and their answers are worked
-out once in a worker. Lengths lie off every tile; KV groups are no power of two.
+out once in a worker. Lengths lie off every tile; most KV groups are no power of two.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from space.variant import Problem, Shape
+from space.variant import Phase, Problem, Shape
+from tuner.evaluate import decode_checks
 from tuner.evaluate.inputs import Check, Data, Layout
 
 #: (query heads, KV heads) of the small problems, by variant
@@ -17,14 +19,29 @@ HEADS = {"mha": (3, 3), "gqa": (6, 2), "mqa": (5, 1), "mla": (3, 3)}
 HIDDEN_LAYOUTS = (Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED)
 HIDDEN_DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE)
 #: (query heads, KV heads) that a kernel of any variant serves: sharing is a run-time number
-RATIOS = ((3, 3), (6, 2), (5, 1), (7, 7), (12, 3), (16, 1), (14, 2))
+RATIOS = (
+    (3, 3), (6, 2), (5, 1), (7, 7), (12, 3), (16, 1), (14, 2), (16, 2), (12, 1), (24, 2), (8, 1),
+)  # fmt: skip
+#: the same, of the hidden problems by variant, in turn: groups of 8 and 12 are common
+HIDDEN_HEADS = {
+    "mha": (HEADS["mha"],),
+    "gqa": ((16, 2), (24, 2), HEADS["gqa"]),
+    "mqa": ((8, 1), (12, 1), HEADS["mqa"]),
+    "mla": (HEADS["mla"],),
+}
+WIDE = 8  #: more query heads than this come with half the lengths
 VERIFY_LAYOUTS = (*HIDDEN_LAYOUTS, Layout.ROWS_FIRST, Layout.SECOND_ROW)
 VERIFY_DATA = (*HIDDEN_DATA, Data.SENTINEL, Data.SCORES_OVERFLOW, Data.NAN_QUERIES)
 VERIFY_HIDDEN, VERIFY_SCORES = 12, 1 << 29
+#: planes (heads times batch) and lengths that give a card a few tiles for each of its SMs, all of
+#: them short: what a tile leaves behind in shared memory is there when the next one comes
+MANY_PLANES, MANY_ROWS, FEW_KEYS = 72, 512, 40
 
 
 def small_shape(problem: Problem, batch: int, seqlen_q: int, seqlen_k: int) -> Shape:
     """A shape of `problem` with few heads, at the heads ratio of its variant."""
+    if problem.phase is Phase.DECODE:
+        return decode_checks.small_shape(problem, batch, seqlen_q, seqlen_k)
     heads, kv_heads = HEADS[problem.variant]
     return Shape(
         batch, heads, kv_heads, seqlen_q, seqlen_k,
@@ -34,6 +51,8 @@ def small_shape(problem: Problem, batch: int, seqlen_q: int, seqlen_k: int) -> S
 
 def trial_checks(problem: Problem) -> tuple[Check, ...]:
     """The special problems of every trial."""
+    if problem.phase is Phase.DECODE:
+        return decode_checks.trial_checks(problem)
 
     def check(
         name: str, q: int, k: int, data: Data, layout: Layout, batch: int = 1, scale: float = 0.0
@@ -51,26 +70,49 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
         check("negative scale", 100, 230, Data.NORMAL, Layout.MIXED, batch=2, scale=minus),
         check("raw scores past 65504", 65, 129, Data.SCORES_OVERFLOW, Layout.PACKED),
         check("queries that are NaN", 75, 150, Data.NAN_QUERIES, Layout.HEADS_FIRST),
+        check("keys and values not finite", 75, 150, Data.SPECIAL_KEYS, Layout.PACKED, batch=3),
     ]
     checks.append(check("fewer keys than a tile", 70, 7, Data.NORMAL, Layout.PACKED))
     if problem.causal:
         # rows 0 to 127 see nothing: their first key block, and every other, is masked
         checks.append(check("rows that see nothing", 200, 72, Data.NEGATIVE, Layout.PACKED))
         checks.append(check("first key block masked", 88, 448, Data.NEGATIVE, Layout.PACKED))
+    else:
+        checks.append(check("more queries than keys", 260, 140, Data.NORMAL, Layout.PACKED))
     return tuple(checks)
+
+
+def race_check(problem: Problem) -> Check:
+    """Many short tiles: launched often, it shows what a few long ones hide.
+
+    Each SM gets several in a row, of other heads and batches, and loads and stores of one tile
+    meet those of the next.
+
+    For devices only: it fills one, and on a CPU it would take longer than all others.
+    """
+    batch = -(-MANY_PLANES // HEADS[problem.variant][0])
+    shape = small_shape(problem, batch, MANY_ROWS, FEW_KEYS)
+    return Check("many short tiles", shape, Data.MEAN_ONE, seed=1)
 
 
 def hidden_checks(problem: Problem, seed: int, count: int) -> tuple[Check, ...]:
     """`count` problems drawn from `seed`: lengths, batch, data and layout that no tuning saw."""
+    if problem.phase is Phase.DECODE:
+        return decode_checks.hidden_checks(problem, seed, count)
     rng = random.Random(f"{problem.key} {seed}")
     return tuple(_hidden(problem, rng, n) for n in range(count))
 
 
 def _hidden(problem: Problem, rng: random.Random, n: int) -> Check:
-    q, k = rng.randint(1, 400), rng.randint(1, 700)
-    shape = small_shape(problem, rng.randint(1, 3), q, k)
+    q, k, batch = rng.randint(1, 400), rng.randint(1, 700), rng.randint(1, 3)
+    ratios = HIDDEN_HEADS[problem.variant]
+    heads, kv_heads = ratios[n % len(ratios)]
+    if heads > WIDE:  # so that they cost what the others do
+        q, k, batch = (q + 1) // 2, (k + 1) // 2, 1
+    shape = replace(small_shape(problem, batch, q, k), heads=heads, kv_heads=kv_heads)
     layout, data = rng.choice(HIDDEN_LAYOUTS), rng.choice(HIDDEN_DATA)
-    return Check(f"hidden {n}: Sq={q} Sk={k}", shape, data, layout, seed=rng.getrandbits(31))
+    name = f"hidden {n}: Hq={heads} Hkv={kv_heads} Sq={q} Sk={k}"
+    return Check(name, shape, data, layout, seed=rng.getrandbits(31))
 
 
 def neighbour_checks(
@@ -80,6 +122,8 @@ def neighbour_checks(
 
     Pairs with more than `most_scores` scores a head are left out; a single query stays one.
     """
+    if problem.phase is Phase.DECODE:
+        return decode_checks.neighbour_checks(problem, shapes)
     pairs = dict.fromkeys((s.seqlen_q, s.seqlen_k) for s in shapes)
     found = []
     for q, k in pairs:
@@ -96,6 +140,8 @@ def verify_checks(problem: Problem, shapes: Sequence[Shape], seed: int) -> tuple
     Every ratio of heads, layout and kind of data occurs; so do one row, more queries than keys
     and the neighbours of the tuned shapes.
     """
+    if problem.phase is Phase.DECODE:
+        return decode_checks.verify_checks(problem, shapes, seed, VERIFY_HIDDEN)
     rng = random.Random(f"verify {problem.key} {seed}")
     drawn = []
     for n in range(max(len(RATIOS), len(VERIFY_LAYOUTS), len(VERIFY_DATA))):
@@ -123,6 +169,8 @@ def checks_of_function(problem: Problem) -> tuple[Check, ...]:
 
     The first stand in for a window or a chunk that no other small problem is longer than.
     """
+    if problem.phase is Phase.DECODE:
+        return decode_checks.checks_of_function(problem)
     mean = Data.MEAN_ONE
     return (
         Check("long keys", small_shape(problem, 1, 70, 2311), mean, seed=5),

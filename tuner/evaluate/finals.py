@@ -14,9 +14,11 @@ from tuner.evaluate.arena import Bay
 from tuner.evaluate.checks import hidden_checks, neighbour_checks, trial_checks
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.conditions import Conditions
+from tuner.evaluate.freshness import check_call
 from tuner.evaluate.judge import COOL_S, COOL_TRIES, MANY_REPEATS, Judge, Kernel, ask
 from tuner.evaluate.launch import LaunchError
 from tuner.evaluate.peers import Make, PeerAbsent, Run, start
+from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import SHORT_US, Sample, check_possible, check_stream, summarise
 from tuner.evaluate.verify import check_whole, compare
 from tuner.job import Absent, Entry, FinalsResult, Reading
@@ -45,8 +47,11 @@ def run_finals(
     Device faults are raised.
     """
     kernels: dict[int, Kernel] = {}
+    sources = {entry.trial: entry.source for entry in entries}
+    sms = multiprocessors(judge.device, judge.gpu)
     rejected: list[tuple[int, Rejected]] = []
     checks = (
+        *judge.races(problem),
         *trial_checks(problem),
         *hidden_checks(problem, seed + 1, HIDDEN_CHECKS),
         *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),
@@ -68,7 +73,7 @@ def run_finals(
     finalists: list[Finalist] = []
     absent: list[Absent] = []
     readings: list[Reading] = []
-    arena = judge.arena(shapes, problem.dtype, seed)
+    arena = judge.arena(shapes, problem.dtype, seed, problem.page)
     for shape in shapes:
         bay = arena.bay(shape)
         ours: dict[str, Launcher] = {}
@@ -90,13 +95,15 @@ def run_finals(
             readings.append(reading)
         for name, sample in samples.items():
             trial = trials.get(name)
-            if trial is not None and judge.gpu is not None:
-                plain = judge.function is None
-                impossible = check_possible(sample, shape, problem.dtype, judge.gpu, plain)
-                if impossible is not None:
-                    rejected.append((trial, impossible))
-                    continue
-            finalists.append(Finalist(shape, trial, name, sample.timing(shape)))
+            if trial is not None and (
+                doubt := _disbelieved(calls[name], sample, bay, problem, judge)
+            ):
+                rejected.append((trial, doubt))
+                continue
+            timing = sample.timing(shape)
+            if trial is not None:
+                timing = with_splits(timing, sources[trial], sms, problem.page)
+            finalists.append(Finalist(shape, trial, name, timing))
     for kernel in kernels.values():
         kernel.unload()
     return FinalsResult(tuple(finalists), tuple(absent), tuple(rejected), readings=tuple(readings))
@@ -137,12 +144,24 @@ def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
     if (wrong := check_whole(bay.exams[-1])) is not None:
         return wrong
     inputs = bay.slots[0]
-    launch = kernel.prepare(*inputs.tensors, bay.output.tensor, inputs.scale)
+    launch = inputs.given_to(kernel.prepare, bay.output.tensor)
     name = f"timed shape {bay.shape.key}"
     aside = check_stream(launch, clock, name)
     if aside is None and (left := clock.tampered()) is not None:
         aside = Rejected(TrialClass.TIMING_INVALID, Stage.TIME, f"{name}: {left}")
     return launch if aside is None else aside
+
+
+def _disbelieved(
+    call: Launcher, sample: Sample, bay: Bay, problem: Problem, judge: Judge
+) -> Rejected | None:
+    """Return why a trial's final time cannot be: too fast for the card, or on known data only."""
+    if judge.gpu is not None:
+        plain = judge.function is None
+        impossible = check_possible(sample, bay.shape, problem.dtype, judge.gpu, plain)
+        if impossible is not None:
+            return impossible
+    return check_call(call, 1, bay, judge.clock, sample)
 
 
 def _present(peers: Mapping[str, Make], bay: Bay, absent: list[Absent]) -> dict[str, Run]:

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runs.files import read_regular
 from runs.record import Reference
-from space.variant import DType, Problem
-from tuner.evaluate.gate import HEADS
+from space.variant import DType, Phase, Problem
+from tuner.evaluate.gate import heads_of
 
 if TYPE_CHECKING:
+    from tuner.evaluate.cache import Cache
     from tuner.evaluate.inputs import Check, Inputs
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -87,8 +89,10 @@ class Function:
         Scales of their own need the keyword; NaN queries are out, since an operator may drop them.
         """
         s = check.shape
-        fits = (s.seqlen_q <= s.seqlen_k or self.more_queries) and (
-            s.seqlen_q == s.seqlen_k or self.unequal
+        fits = all(
+            (s.seqlen_q <= keys or self.more_queries) and (s.seqlen_q == keys or self.unequal)
+            for keys in check.counts or (s.seqlen_k,)
+            if keys or not check.counts  # a sequence without keys is not asked for
         )
         return fits and (not check.scale or "scale" in self.accepts) and "NaN" not in check.data
 
@@ -107,6 +111,8 @@ class Function:
 
     def at(self, inputs: Inputs, dtype: torch.dtype, index: Index) -> torch.Tensor:
         """Return the part of the output at `index`, computed in `dtype`."""
+        if inputs.cache is not None:
+            return self._of_sequences(inputs, inputs.cache, dtype, index)
         batches, rows, _ = index
         lo, hi, _ = rows.indices(inputs.q.shape[1])
         k, v = inputs.k[batches], inputs.v[batches]
@@ -119,12 +125,25 @@ class Function:
         copies = (t.to(dtype, copy=True) for t in (q, k, v))
         return self(*copies, inputs.scale, inputs.causal)  # type: ignore[call-arg]
 
+    def _of_sequences(
+        self, inputs: Inputs, cache: Cache, dtype: torch.dtype, index: Index
+    ) -> torch.Tensor:
+        """The function of each sequence of a decode problem and its own keys."""
+        batches, rows, heads = index
+        lengths = cache.lengths(inputs.k)
+        parts = []
+        for b in range(inputs.q.shape[0])[batches]:
+            k, v = (cache.sequence(t, b, lengths[b]) for t in (inputs.k, inputs.v))
+            one = replace(inputs, q=inputs.q[b : b + 1], k=k, v=v, cache=None)
+            parts.append(self.at(one, dtype, (slice(None), rows, heads)))
+        return torch.cat(parts)
+
     def chunks(self, inputs: Inputs) -> Iterator[Index]:
         """Yield parts that make up the whole output, when rows can be had alone."""
         if not self.rows_alone:
             return
         batch, rows, heads, _ = inputs.q.shape
-        step = max(1, CHUNK_SCORES // (heads * max(inputs.k.shape[1], 1)))
+        step = max(1, CHUNK_SCORES // (heads * max(inputs.keys, 1)))
         for b in range(batch):
             for lo in range(0, rows, step):
                 yield slice(b, b + 1), slice(lo, min(lo + step, rows)), slice(None)
@@ -136,7 +155,7 @@ class Function:
 def _module(reference: Reference) -> ModuleType:
     path = Path(reference.path)
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_regular(path)).hexdigest()
     except OSError as error:
         raise FunctionRefused(f"cannot read {path}: {error.strerror}") from None
     if digest != reference.digest:
@@ -194,8 +213,8 @@ class _Examiner:
 
     def __init__(self, function: Function, problem: Problem) -> None:
         self.function, self.problem = function, problem
-        self.heads, self.kv_heads = HEADS[problem.variant]
-        self.scale = problem.head_dim**-0.5
+        self.heads, self.kv_heads = heads_of(problem)
+        self.scale = problem.default_scale
 
     def run(self) -> Function:
         """Return the function with what was found out. Raises FunctionRefused."""
@@ -204,6 +223,11 @@ class _Examiner:
         self._check_behaviour(wide)
         lengths = {"unequal": (SMALL, 150), "more_queries": (150, SMALL)}
         taken = {name: self._takes_lengths(wide, *sizes) for name, sizes in lengths.items()}
+        if self.problem.phase is Phase.DECODE and not taken["unequal"]:
+            raise FunctionRefused(
+                f"{self.function.name} takes no fewer queries than keys, which decode has; let row "
+                f"i stand at key i + k.shape[1] - q.shape[1], or use --phase prefill"
+            )
         f = self.function
         return Function(
             f.name, f.call, f.accepts, f.scalars, wide, self._rows(wide),
@@ -242,10 +266,11 @@ class _Examiner:
             raise FunctionRefused(f"{name} gives something else on the same tensors; it must not")
         if not self._near(self._call((q[1:], k[1:], v[1:])), out[1:]):
             raise FunctionRefused(f"{name} mixes the elements of a batch; kernels never do")
-        if not self._near(self._call((q, k, -v)), -out):
-            raise FunctionRefused(
-                f"{name}(q, k, -v) is not -{name}(q, k, v); the judge relies on it"
-            )
+        turned, said = ((q, k, -v), "q, k, -v")
+        if self.problem.latent:  # V is part of K: both turn, and Q, so that scores stay
+            turned, said = ((-q, -k, -v), "-q, -k, -v")
+        if not self._near(self._call(turned), -out):
+            raise FunctionRefused(f"{name}({said}) is not -{name}(q, k, v); the judge relies on it")
 
     def _takes_lengths(self, dtype: torch.dtype, rows: int, keys: int) -> bool:
         try:
@@ -281,7 +306,8 @@ class _Examiner:
             (batch, keys, self.kv_heads, p.head_dim_v),
         )
         q, k, v = (torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes)
-        return q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        return q, k, k[..., : p.head_dim_v] if p.latent else v
 
     def _call(self, tensors: Triple) -> torch.Tensor:
         try:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from space.variant import Problem
+from space.variant import Phase, Problem
 from tuner.evaluate.function import NO_KERNEL, TORCH, Function, FunctionRefused
-from tuner.evaluate.gate import NEGATIVE, Case, draw, rounded
+from tuner.evaluate.gate import NEGATIVE, Case, Trial, draw, rounded
 
-#: (name, query rows, key rows, very negative logits, factor of Q and K); off every tile, past
-#: usual windows, and with logits that a cap or another bend of the scores changes
+#: (name, problem, factor of Q and K): off every tile, past usual windows, and with logits that a
+#: cap or another bend of the scores changes
 PROBLEMS = (
-    ("N(0,1)", 293, 555, False, 1.0),
-    ("large logits", 293, 555, False, 3.0),
-    (NEGATIVE, 293, 555, True, 1.0),
-    ("long keys", 70, 2311, False, 1.0),
+    ("N(0,1)", Trial(293, 555, negative=False), 1.0),
+    ("large logits", Trial(293, 555, negative=False), 3.0),
+    (NEGATIVE, Trial(293, 555, negative=True), 1.0),
+    ("long keys", Trial(70, 2311, negative=False), 1.0),
+)
+#: the same of decode: few rows, keys in splits, of which one may have none
+DECODE_PROBLEMS = (
+    ("N(0,1)", Trial(2, 555, negative=False), 1.0),
+    ("large logits", Trial(5, 555, negative=False, splits=3, rising=True), 3.0),
+    (NEGATIVE, Trial(8, 555, negative=True, splits=2), 1.0),
+    ("long keys", Trial(3, 2311, negative=False, splits=5), 1.0),
 )
 EQUAL = 1301  #: both lengths of the long problem of a function that takes equal ones only
 
@@ -26,14 +34,16 @@ def cases_of(function: Function, problem: Problem) -> tuple[Case, ...]:
     """Return the gate's problems with the function's answers. Raises FunctionRefused."""
     rng = np.random.default_rng(7)
     found = []
-    for name, rows, keys, negative, factor in PROBLEMS:
+    for name, trial, factor in DECODE_PROBLEMS if problem.phase is Phase.DECODE else PROBLEMS:
         if not function.unequal:
-            rows = keys = min(keys, EQUAL)
-        scale = 1.0 / math.sqrt(problem.head_dim)
-        if negative and "scale" in function.accepts:
+            length = min(trial.keys, EQUAL)
+            trial = replace(trial, rows=length, keys=length)
+        scale = problem.default_scale
+        if trial.negative and "scale" in function.accepts:
             scale *= 0.7  # no program may know it
-        q0, k0, v0 = draw(problem, rows, keys, rng, negative)
-        arrays = rounded(factor * q0, problem.dtype), rounded(factor * k0, problem.dtype), v0
+        q0, k0, v0 = draw(problem, trial, rng)
+        q1, k1 = (rounded(factor * x, problem.dtype) for x in (q0, k0))
+        arrays = q1, k1, k1[..., : problem.head_dim_v] if problem.latent else v0
         q, k, v = (torch.from_numpy(x) for x in arrays)
         try:
             exact = _given(function, (q, k, v), function.exact_dtype, scale, problem)
@@ -42,8 +52,8 @@ def cases_of(function: Function, problem: Problem) -> tuple[Case, ...]:
             raise
         except Exception as error:  # the user's code raises what it likes
             raise FunctionRefused(
-                f"{function.name} failed on lengths {rows} and {keys}: {type(error).__name__}: "
-                f"{error}"
+                f"{function.name} failed on lengths {trial.rows} and {trial.keys}: "
+                f"{type(error).__name__}: {error}"
             ) from error
         most = _most(own, exact)
         if not math.isfinite(most):  # an overflow on the way: see the judge's own yardstick
@@ -52,7 +62,7 @@ def cases_of(function: Function, problem: Problem) -> tuple[Case, ...]:
         found.append(
             Case(
                 name, *arrays, scale, exact.nan_to_num(nan=0.0).numpy(),
-                most if math.isfinite(most) else 0.0,
+                most if math.isfinite(most) else 0.0, trial.splits,
             )
         )  # fmt: skip
     return tuple(found)

@@ -6,7 +6,6 @@ NumPy only, so that a compile process need not import torch.
 from __future__ import annotations
 
 import functools
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from codegen.tl.ast import Program
 from codegen.tl.interpreter import run as interpret
-from space.variant import DType, Problem
+from space.variant import DType, Phase, Problem
 
 Array = npt.NDArray[np.float64]
 
@@ -39,6 +38,11 @@ class Case:
     scale: float
     exact: Array
     own_error: float  #: the most that the function that gave the answer errs at 16 bits
+    splits: int = 1  #: of the keys
+
+    def __str__(self) -> str:
+        split = f" splits={self.splits}" if self.splits > 1 else ""
+        return f"{self.name}, Sq={self.q.shape[1]} Sk={self.k.shape[1]}{split}"
 
     @property
     def tensors(self) -> tuple[Array, Array, Array]:
@@ -46,37 +50,64 @@ class Case:
         return self.q, self.k, self.v
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One small problem: its lengths, whether logits are very negative, the splits of its keys."""
+
+    rows: int
+    keys: int
+    negative: bool
+    splits: int = 1
+    rising: bool = False  #: later keys have the larger logits, so that maxima move
+
+
+def _trials(program: Program, problem: Problem) -> tuple[Trial, ...]:
+    """Lengths off the tile that cover more than one; in decode, a split without keys too."""
+    keys = program.param("BN", 64)
+    if problem.phase is Phase.DECODE:
+        return (
+            Trial(1 if not problem.causal else 2, 2 * keys + 7, False),
+            Trial(5, keys + keys // 2 + 3, False, splits=3, rising=True),
+            Trial(8, 2 * keys + 7, True, splits=2),
+        )
+    rows = program.param("BM", 64) + 5
+    return Trial(rows, 2 * keys + 7, False), Trial(rows, 2 * keys + 7, True)
+
+
 def fault(program: Program, problem: Problem, answers: Path | None = None) -> str | None:
     """Return what is wrong with the program's output on small lengths, or None when it is right.
 
-    Lengths are off the tile and cover more than one; one problem has very negative logits.
-    `answers` are those of a user's function, as `save` wrote them; plain attention for None.
+    Lengths are off the tile and cover more than one; one problem has very negative logits. Keys
+    are split in decode. `answers` are those of a user's function, as `save` wrote them; plain
+    attention for None.
     Raises OSError or ValueError when they cannot be read.
     """
     cases = _plain_cases(program, problem) if answers is None else load(answers)
     for case in cases:
         given = {n: x.astype(np.float32) for n, x in zip("QKV", case.tensors, strict=True)}
         try:
-            found = interpret(program, given, {"scale": case.scale}, problem.dtype)["O"]
+            outputs = interpret(
+                program, given, {"scale": case.scale}, problem.dtype, splits=case.splits
+            )
+            found = outputs["O"]
         except (KeyError, ValueError) as error:
             return f"interpreter: not attention of Q, K and V into O: {error}"
         said = _compare(np.asarray(found, dtype=np.float64), case)
         if said is not None:
-            lengths = f"Sq={case.q.shape[1]} Sk={case.k.shape[1]}"
-            return f"interpreter, {case.name}, {lengths}: {said}"
+            return f"interpreter, {case}: {said}"
     return None
 
 
 def _plain_cases(program: Program, problem: Problem) -> Iterator[Case]:
     """Plain attention on problems of a size that goes with the program's tiles."""
-    rows, keys = program.param("BM", 64) + 5, 2 * program.param("BN", 64) + 7
     rng = np.random.default_rng(7)
-    scale = 1.0 / math.sqrt(problem.head_dim)
-    for name, negative in (("N(0,1)", False), (NEGATIVE, True)):
-        q, k, v = draw(problem, rows, keys, rng, negative)
+    scale = problem.default_scale
+    for trial in _trials(program, problem):
+        q, k, v = draw(problem, trial, rng)
         exact = attention(q, k, v, scale, problem.causal, None)
         own = np.abs(attention(q, k, v, scale, problem.causal, problem.dtype) - exact).max()
-        yield Case(name, q, k, v, scale, exact, float(own))
+        name = NEGATIVE if trial.negative else "N(0,1)"
+        yield Case(name, q, k, v, scale, exact, float(own), trial.splits)
 
 
 def save(path: Path, cases: Sequence[Case]) -> None:
@@ -103,6 +134,7 @@ def load(path: Path) -> tuple[Case, ...]:
                 float(data[f"{n}.scale"]),
                 data[f"{n}.exact"],
                 float(data[f"{n}.own_error"]),
+                int(data[f"{n}.splits"]),
             )
             for n in range(int(data["count"]))
         )  # fmt: skip
@@ -123,18 +155,29 @@ def _compare(got: Array, case: Case) -> str | None:
     )
 
 
-def draw(
-    problem: Problem, rows: int, keys: int, rng: np.random.Generator, negative: bool
-) -> tuple[Array, Array, Array]:
-    """Return Q, K and V with few heads, rounded to the problem's type."""
-    heads, kv_heads = HEADS[problem.variant]
+def heads_of(problem: Problem) -> tuple[int, int]:
+    """Return query heads and KV heads of the small problems: few, shared as the variant shares."""
+    return (2, 1) if problem.latent else HEADS[problem.variant]
+
+
+def draw(problem: Problem, trial: Trial, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Return Q, K and V with few heads, rounded to the problem's type; absorbed MLA's V is K's."""
+    rows, keys = trial.rows, trial.keys
+    heads, kv_heads = heads_of(problem)
     q = rng.standard_normal((1, rows, heads, problem.head_dim))
     k = rng.standard_normal((1, keys, kv_heads, problem.head_dim))
     v = 1 + 0.5 * rng.standard_normal((1, keys, kv_heads, problem.head_dim_v))
-    if negative:
+    if trial.rising:
+        k *= np.linspace(0.2, 2.0, keys)[None, :, None, None]
+    if trial.negative:
         q, k = 0.1 * q, 0.1 * k
-        q[..., 0], k[..., 0] = 1.0, -120.0 * math.sqrt(problem.head_dim)
-    q, k, v = (rounded(t, problem.dtype) for t in (q, k, v))
+    if problem.latent:
+        k[..., : problem.head_dim_v] = v
+    if trial.negative:
+        column = -1 if problem.latent else 0  # one that is not V's
+        q[..., column], k[..., column] = 1.0, -120.0 / problem.default_scale
+    q, k = rounded(q, problem.dtype), rounded(k, problem.dtype)
+    v = k[..., : problem.head_dim_v] if problem.latent else rounded(v, problem.dtype)
     return q, k, v
 
 

@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from space.variant import DType, Shape
+from tuner.evaluate.cache import Cache, counts_of, hide_past, in_pages, page_table
 
 if TYPE_CHECKING:
     from tuner.evaluate.function import Function
@@ -22,6 +23,7 @@ TORCH_DTYPE = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
 Draw = Callable[..., torch.Tensor]  #: draw(*sizes) gives N(0,1) in float32
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+R = TypeVar("R")
 
 
 class Data(StrEnum):
@@ -37,6 +39,7 @@ class Data(StrEnum):
     HEAD_CONSTANT = "V of kv head g is g + 1"
     ALL_133120 = "all elements 133120"
     NAN_QUERIES = "every seventh query NaN, V = 1 + 0.1*N(0,1)"
+    SPECIAL_KEYS = "Inf in K, NaN in K, Inf and NaN in V, each in a batch of its own"
 
 
 class Layout(StrEnum):
@@ -56,7 +59,11 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One small problem to judge a kernel on; `scale` 0 stands for the shape's default."""
+    """One small problem to judge a kernel on; `scale` 0 stands for the shape's default.
+
+    A problem with `counts`, the keys of each sequence, is decode: its cache is in pages of `page`
+    keys, 0 for one piece, and the keys are in `splits`, 0 for as many as the kernel's rule says.
+    """
 
     name: str
     shape: Shape
@@ -64,6 +71,9 @@ class Check:
     layout: Layout = Layout.PACKED
     seed: int = 0
     scale: float = 0.0
+    counts: tuple[int, ...] = ()
+    page: int = 0
+    splits: int = 0
 
     @property
     def softmax_scale(self) -> float:
@@ -73,19 +83,53 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Q, K and V of one problem with its scale and mask, and what computes the answer."""
+    """Q, K and V of one problem with its scale and mask, and what decode has besides.
+
+    `function` is the user's, which computes the answer; plain attention for None.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     scale: float
     causal: bool
-    function: Function | None = None  #: the user's, plain attention for None
+    cache: Cache | None = None
+    function: Function | None = None
 
     @property
     def tensors(self) -> Triple:
         """Q, K and V."""
         return self.q, self.k, self.v
+
+    @property
+    def keys(self) -> int:
+        """Keys of a sequence at most."""
+        return self.k.shape[1] if self.cache is None else self.cache.capacity(self.k)
+
+    @property
+    def latent(self) -> bool:
+        """Whether V is the first columns of K, the same memory."""
+        shared = self.v.data_ptr() == self.k.data_ptr()
+        return bool(shared and self.v.shape[3] < self.k.shape[3])
+
+    @property
+    def turned(self) -> tuple[tuple[torch.Tensor, str], ...]:
+        """What is negated to turn the answer's sign, with the names: V, or Q and K if `latent`."""
+        return ((self.q, "Q"), (self.k, "K")) if self.latent else ((self.v, "V"),)
+
+    @property
+    def tables(self) -> tuple[tuple[str, torch.Tensor], ...]:
+        """What a kernel reads beside Q, K and V, by name."""
+        return () if self.cache is None else self.cache.tables
+
+    def given_to(self, prepare: Callable[..., R], out: torch.Tensor) -> R:
+        """Hand the problem to a kernel's `prepare`, with its cache where it has one."""
+        if self.cache is None:
+            return prepare(*self.tensors, out, self.scale)
+        return prepare(
+            *self.tensors, out, self.scale, key_counts=self.cache.key_counts,
+            pages=self.cache.pages, splits=self.cache.splits,
+        )  # fmt: skip
 
 
 def make(
@@ -98,9 +142,26 @@ def make(
         return torch.randn(*sizes, device=device, generator=generator)
 
     kind = TORCH_DTYPE[dtype]
-    values = [t.to(kind) for t in RECIPES[check.data](check.shape, check.softmax_scale, draw)]
-    q, k, v = lay_out((values[0], values[1], values[2]), check.layout)
-    return Inputs(q, k, v, check.softmax_scale, check.shape.causal, function)
+    q, k, v = RECIPES[check.data](check.shape, check.softmax_scale, draw)
+    if check.shape.latent:
+        k[..., : v.shape[3]] = v
+    q, k, v = q.to(kind), k.to(kind), v.to(kind)
+    cache = None
+    if check.counts:
+        counts, page = counts_of(check.counts, device), check.page
+        table = None
+        if page:
+            table = page_table(check.counts, page, check.shape.seqlen_k, check.seed)
+            k, v = (in_pages(t, check.counts, table, page) for t in (k, v))
+            table = table.to(device)
+        else:
+            hide_past(k, check.counts)
+            hide_past(v, check.counts)
+        cache = Cache(counts, table, check.splits or None)
+    q, k, v = lay_out((q, k, v), check.layout)
+    if check.shape.latent:
+        v = k[..., : v.shape[3]]
+    return Inputs(q, k, v, check.softmax_scale, check.shape.causal, cache, function)
 
 
 # ---- data --------------------------------------------------------------------------------------
@@ -121,7 +182,8 @@ def _mean_one(s: Shape, draw: Draw, factor: float = 1.0) -> Triple:
 def _constant_logit(s: Shape, draw: Draw, noise: float, q0: float, k0: float) -> Triple:
     """Q and K whose product is q0*k0 in every place, and little noise besides."""
     q, k, v = _mean_one(s, draw, noise)
-    q[..., 0], k[..., 0] = q0, k0
+    column = -1 if s.latent else 0  # one that is not V's
+    q[..., column], k[..., column] = q0, k0
     return q, k, v
 
 
@@ -158,6 +220,22 @@ def _nan_queries(s: Shape, scale: float, draw: Draw) -> Triple:
     return q, k, v
 
 
+def _special_keys(s: Shape, scale: float, draw: Draw) -> Triple:
+    """Inf and NaN in key 0, which every row must see, beside others.
+
+    Key 0, since no emitted exponential of it is a polynomial: that of `exp2_fma` loses NaN.
+
+    One element of K is Inf: rows whose query is positive there are NaN, the others leave the key
+    out. One is NaN: all rows are. One of V is Inf and one NaN: so are these columns, and no other.
+    """
+    q, k, v = _normal(s, draw)
+    k[0, 0, 0, 0] = math.inf
+    k[1 % s.batch, 0, -1, -1] = math.nan
+    v[2 % s.batch, 0, 0, 0] = math.inf
+    v[2 % s.batch, 0, -1, -1] = math.nan
+    return q, k, v
+
+
 RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.NORMAL: lambda s, scale, draw: _normal(s, draw),
     Data.NORMAL_3: lambda s, scale, draw: _normal(s, draw, 3.0),
@@ -169,6 +247,7 @@ RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.HEAD_CONSTANT: _head_constant,
     Data.ALL_133120: _all_133120,
     Data.NAN_QUERIES: _nan_queries,
+    Data.SPECIAL_KEYS: _special_keys,
 }
 
 # ---- layouts -----------------------------------------------------------------------------------

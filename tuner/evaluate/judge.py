@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -15,20 +16,23 @@ import torch
 from codegen.kernel import KernelSource
 from runs.record import Measured, Outcome, Rejected, Stage, Timing, TrialClass
 from space.gpu import GpuSpec
-from space.variant import DType, Problem, Shape
+from space.variant import DType, Phase, Problem, Shape
 from tuner.evaluate.arena import Arena, Bay
 from tuner.evaluate.checks import (
     canary_checks,
     checks_of_function,
     hidden_checks,
     neighbour_checks,
+    race_check,
     trial_checks,
 )
 from tuner.evaluate.clock import Clock
+from tuner.evaluate.freshness import check_fresh
 from tuner.evaluate.function import Function
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import LaunchError, Prepare
 from tuner.evaluate.output import same_bits
+from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import (
     TRIAL_PLAN,
     Plan,
@@ -36,6 +40,7 @@ from tuner.evaluate.timing import (
     check_possible,
     check_stream,
     measure,
+    measure_replays,
     warm_up,
 )
 from tuner.evaluate.verify import Exam, grade, set_exam, synchronize, verify
@@ -97,6 +102,7 @@ class Judge:
             return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, str(error))
         self.clock.tampered()  # what a kernel before this one left is not this one's
         checks = (
+            *self.races(problem),
             *trial_checks(problem),
             *hidden_checks(problem, seed, HIDDEN_CHECKS),
             *neighbour_checks(problem, shapes, NEIGHBOUR_SCORES),
@@ -107,6 +113,10 @@ class Judge:
             return checked
         outcome = self._time(kernel.prepare, problem, shapes, seed, best_us, checked)
         kernel.unload()  # not in a finally: after a device fault there is nothing to free
+        if isinstance(outcome, Measured):
+            sms = multiprocessors(self.device, self.gpu)
+            timings = tuple(with_splits(t, source, sms, problem.page) for t in outcome.timings)
+            return replace(outcome, timings=timings)
         return outcome
 
     def check(
@@ -129,6 +139,14 @@ class Judge:
             worst = max(worst, verdict)
         return worst
 
+    def races(self, problem: Problem) -> tuple[Check, ...]:
+        """Return what comes first, to be repeated most, where tiles run side by side.
+
+        The problems of decode kernels have many blocks for each row as they are.
+        """
+        fills = self.device.type == "cuda" and problem.phase is not Phase.DECODE
+        return (race_check(problem),) if fills else ()
+
     def canary(self, problem: Problem, source: KernelSource, image: bytes) -> bool:
         """Whether a kernel that was right before is right now."""
         try:
@@ -149,22 +167,22 @@ class Judge:
             self._exams[key] = set_exam(check.name, inputs)
         return self._exams[key]
 
-    def arena(self, shapes: tuple[Shape, ...], dtype: DType, seed: int) -> Arena:
+    def arena(self, shapes: tuple[Shape, ...], dtype: DType, seed: int, page: int = 0) -> Arena:
         """Return tensors that hold all of `shapes`, those of the trial before if they fit."""
-        if self._arena is None or not self._arena.holds(shapes, dtype, seed):
+        if self._arena is None or not self._arena.holds(shapes, dtype, seed, page):
             self._arena = None  # free before the larger one is made
-            self._arena = Arena(shapes, dtype, seed, self.device, self.function)
+            self._arena = Arena(shapes, dtype, seed, self.device, page, self.function)
         return self._arena
 
     def _time(
         self, prepare: Prepare, problem: Problem, shapes: tuple[Shape, ...], seed: int,
         best_us: Mapping[Shape, float], worst: float,
     ) -> Outcome:  # fmt: skip
-        arena = self.arena(shapes, problem.dtype, seed)
+        arena = self.arena(shapes, problem.dtype, seed, problem.page)
         timings: list[Timing] = []
         for n, shape in enumerate(shapes):
             best = best_us.get(shape, math.inf)
-            timed = self._time_shape(prepare, arena.bay(shape), problem.dtype, best, n == 0)
+            timed = self._time_shape(prepare, arena.bay(shape), problem, best, n == 0)
             if isinstance(timed, Rejected):
                 return timed
             timing, ratio = timed
@@ -173,21 +191,25 @@ class Judge:
         return Measured(tuple(timings), worst)
 
     def _time_shape(
-        self, prepare: Prepare, bay: Bay, dtype: DType, best_us: float, cold: bool
+        self, prepare: Prepare, bay: Bay, problem: Problem, best_us: float, cold: bool
     ) -> tuple[Timing, float] | Rejected:
-        """Check before, time, and check after: same bits, inputs untouched, new data followed."""
+        """Check before, time, and check after: same bits, inputs untouched, new data followed.
+
+        At the very end comes data that no launch has met: it must not take longer.
+        """
         launched = ask(prepare, bay, 0)
         if isinstance(launched, Rejected):
             return launched
         first = bay.output.tensor.clone()
         bay.output.poison()
-        calls = [prepare(*s.tensors, bay.output.tensor, s.scale) for s in bay.slots]
+        calls = [s.given_to(prepare, bay.output.tensor) for s in bay.slots]
         if cold:
             warm_up(calls[0], self.clock, self.plan)
         aside = check_stream(calls[0], self.clock, f"timed shape {bay.shape.key}")
         if aside is not None:
             return aside
-        sample = self._sample(lambda: measure(calls, self.clock, self.plan, best_us))
+        take = measure_replays if problem.phase is Phase.DECODE else measure
+        sample = self._sample(lambda: take(calls, self.clock, self.plan, best_us))
         if (left := self.clock.tampered()) is not None:
             return Rejected(
                 TrialClass.TIMING_INVALID, Stage.TIME, f"timed shape {bay.shape.key}: {left}"
@@ -203,10 +225,11 @@ class Judge:
             return again
         if self.gpu is not None:
             plain = self.function is None
-            impossible = check_possible(sample, bay.shape, dtype, self.gpu, plain)
+            impossible = check_possible(sample, bay.shape, problem.dtype, self.gpu, plain)
             if impossible is not None:
                 return impossible
-        return sample.timing(bay.shape), max(launched, again)
+        stale = check_fresh(calls, bay, self.clock, sample)
+        return stale or (sample.timing(bay.shape), max(launched, again))
 
     def _sample(self, take: Callable[[], Sample]) -> Sample:
         """Take a sample, again after a pause when the card was too hot for it."""
@@ -236,7 +259,7 @@ def ask(prepare: Prepare, bay: Bay, data_set: int) -> float | Rejected:
         bay.fill(data_set)
     bay.output.poison()
     try:
-        prepare(*exam.inputs.tensors, bay.output.tensor, exam.inputs.scale)()
+        exam.inputs.given_to(prepare, bay.output.tensor)()
     except LaunchError as error:
         return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, f"{exam.name}: {error}")
     synchronize(bay.output.tensor.device)

@@ -18,11 +18,11 @@ def examine(
 
     Device faults are raised.
     """
-    checks = verify_checks(problem, shapes, seed)
+    checks = (*judge.races(problem), *verify_checks(problem, shapes, seed))
     worst = judge.check(prepare, problem, checks)
     if isinstance(worst, Rejected):
         return worst
-    arena = judge.arena(shapes, problem.dtype, seed)
+    arena = judge.arena(shapes, problem.dtype, seed, problem.page)
     for shape in shapes:
         bay = arena.bay(shape)
         for data_set in range(len(bay.exams)):

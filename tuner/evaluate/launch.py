@@ -13,7 +13,8 @@ from runs.templates import launch as driver
 
 Launcher = Callable[[], None]
 #: prepare(q, k, v, out, scale) packs the arguments once; the result starts the kernel, no wait.
-Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], Launcher]
+#: That of a decode kernel takes key_counts, pages and splits by name (`LoadedKernel.prepare`).
+Prepare = Callable[..., Launcher]
 
 LaunchError = driver.LaunchError
 
@@ -42,12 +43,14 @@ class LoadedKernel:
         scale: float,
         key_counts: torch.Tensor | None = None,
         pages: torch.Tensor | None = None,
+        splits: int | None = None,
     ) -> Launcher:
         """Pack a launch on these tensors. Raises LaunchError when it cannot be made as asked.
 
         A decode kernel takes `key_counts`, int32 [B], the keys of each sequence, and a paged one
         `pages`, int32 [B, P], the block table of K and V, which are then [pages, rows, Hkv, D].
-        Without `key_counts` every sequence is as long as its cache.
+        Without `key_counts` every sequence is as long as its cache; without `splits` the keys are
+        in as many as the kernel's rule says.
         """
         if out.numel() == 0:
             return _nothing  # a grid of 0 blocks is an error, an empty output is not
@@ -61,6 +64,10 @@ class LoadedKernel:
         if pages is not None:
             tensors["pages"] = pages
         lengths = self.lengths(q, k, pages)
+        if splits is not None:
+            if self._source.splits is None or splits < 1:
+                raise LaunchError(f"the keys cannot be in {splits} splits")
+            lengths["splits"] = splits
         for w in self._source.workspaces:
             sizes = driver.workspace_shape(w.shape, lengths)
             tensors[w.name] = torch.full(sizes, math.nan, dtype=torch.float32, device=q.device)

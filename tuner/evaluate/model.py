@@ -19,18 +19,14 @@ from dataclasses import dataclass
 
 from codegen.kernel import Resources
 from runs.record import Basis, Timing
-from space.constraints import (
-    MMA_M,
-    WARP,
-    is_hopper,
-    register_estimate,
-    row_pitch_bytes,
-    smem_bytes,
-)
+from space.constraints import is_decode_hopper, is_hopper, register_estimate, smem_bytes
+from space.decode import decode_threads
 from space.gpu import GpuSpec
 from space.hopper import WARPGROUP_ROWS
 from space.params import Point
-from space.variant import Problem, Shape
+from space.tiles import MMA_M, WARP, row_pitch_bytes
+from space.variant import Phase, Problem, Shape
+from tuner.evaluate import decode_model
 from tuner.evaluate.waves import dram_bytes, finish_us, key_tiles, launch_order
 
 SMEM_BYTES_PER_CLOCK = 128  #: what one SM reads from or writes to shared memory
@@ -137,13 +133,22 @@ def coefficients(point: Point) -> Coefficients:
 def predict(candidate: Candidate, shape: Shape, gpu: GpuSpec) -> Timing:
     """Return the predicted time of `candidate`; the interval is the model's own error."""
     us = predict_us(candidate, shape, gpu)
-    return Timing(shape, us, us * (1 - SPREAD), us * (1 + SPREAD), 0, Basis.PREDICTED)
+    decode = candidate.problem.phase is Phase.DECODE
+    spread = decode_model.SPREAD if decode else SPREAD
+    splits = decode_model.splits_of(candidate.point, shape, gpu) if decode else 1
+    low, high = us * (1 - spread), us * (1 + spread)
+    return Timing(shape, us, low, high, 0, Basis.PREDICTED, splits)
 
 
 def predict_us(
     candidate: Candidate, shape: Shape, gpu: GpuSpec, fit: Coefficients | None = None
 ) -> float:
     """Return predicted microseconds: launch plus SMs and memories, the slowest above all."""
+    if candidate.problem.phase is Phase.DECODE:
+        return decode_model.decode_us(
+            candidate.point, shape, candidate.problem.dtype, gpu,
+            resident_blocks(candidate, gpu), not is_hopper(candidate.point),
+        )  # fmt: skip
     fit = fit or coefficients(candidate.point)
     blocks = shape.batch * shape.heads * -(-shape.seqlen_q // candidate.point["BM"])
     resident = min(resident_blocks(candidate, gpu), -(-blocks // gpu.num_sms))
@@ -169,6 +174,8 @@ def resident_blocks(candidate: Candidate, gpu: GpuSpec) -> int:
 
 def block_warps(point: Point) -> int:
     """Return the warps of a block, a Hopper block's producer included."""
+    if is_decode_hopper(point):
+        return decode_threads(point["consumer_warpgroups"]) // WARP
     return 4 * (point["consumer_warpgroups"] + 1) if is_hopper(point) else point["warps"]
 
 
@@ -308,8 +315,12 @@ def _smem_traffic(candidate: Candidate, depth: int, depth_v: int) -> int:
 
 
 def _l2_bytes(candidate: Candidate, shape: Shape) -> int:
-    """Bytes that all blocks ask of L2: every block reads its Q, writes its O, streams K and V."""
+    """Bytes that all blocks ask of L2: every block reads its Q, writes its O, streams K and V.
+
+    Blocks of a cluster ask for each tile of K and V once.
+    """
     bm, bn = candidate.point["BM"], candidate.point["BN"]
     width = (shape.head_dim + shape.head_dim_v) * candidate.problem.dtype.bytes
     tiles = key_tiles(shape, bm, bn)
-    return shape.batch * shape.heads * width * (len(tiles) * bm + sum(tiles) * bn)
+    keys = sum(tiles) * bn // candidate.point.get("cluster", 1)
+    return shape.batch * shape.heads * width * (len(tiles) * bm + keys)

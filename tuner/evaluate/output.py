@@ -67,3 +67,13 @@ def bits(t: torch.Tensor) -> torch.Tensor:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return whether two 16-bit tensors have the same bits, as a 0-d tensor on their device."""
     return (bits(a) == bits(b)).all()
+
+
+def flip_signs(t: torch.Tensor, where: torch.Tensor | None = None) -> torch.Tensor:
+    """Flip the sign bits of a 16-bit tensor in place, all or those `where` says, and return it.
+
+    Arithmetic would not do: it may give a NaN other bits, and flipping twice must give the first.
+    """
+    sign = torch.tensor(-0x8000, dtype=torch.int16, device=t.device)
+    bits(t).bitwise_xor_(sign if where is None else torch.where(where, sign, 0).to(torch.int16))
+    return t

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from tuner.evaluate.cache import counts_of
 from tuner.evaluate.inputs import Inputs
 
 Run = Callable[[], torch.Tensor]
 Make = Callable[[Inputs], Run]
 
+SHORT_QUERIES = 8  #: with at most so many, a peer that has a decode kernel is asked for that one
 PACKAGES = ("fa3-fwd", "flash-attn-3", "flash-attn-4", "flash-attn")
 
 
@@ -46,6 +48,8 @@ def _sdpa(backend_name: str) -> Make:
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
 
+        if inputs.cache is not None:
+            raise PeerAbsent("it reads no paged cache")
         q, k, v = (t.transpose(1, 2) for t in inputs.tensors)
         causal = not sees_all(inputs)
         if causal and q.shape[2] != k.shape[2]:
@@ -73,6 +77,10 @@ def _package(module_name: str) -> Make:
             raise PeerAbsent(f"not installed ({error})") from error
         q, k, v = inputs.tensors
         causal = not sees_all(inputs)
+        if q.shape[1] <= SHORT_QUERIES and hasattr(module, "flash_attn_with_kvcache"):
+            return _from_cache(module.flash_attn_with_kvcache, inputs, causal)
+        if inputs.cache is not None:
+            raise PeerAbsent("it reads no paged cache")
 
         def run() -> torch.Tensor:
             found: Any = module.flash_attn_func(q, k, v, softmax_scale=inputs.scale, causal=causal)
@@ -82,6 +90,27 @@ def _package(module_name: str) -> Make:
         return run
 
     return make
+
+
+def _from_cache(attend: Callable[..., Any], inputs: Inputs, causal: bool) -> Run:
+    """FlashAttention's decode kernel, which splits the keys; absorbed MLA by its argument `qv`."""
+    q, k, v = inputs.tensors
+    more: dict[str, Any] = {"softmax_scale": inputs.scale, "causal": causal}
+    if inputs.cache is not None:
+        lengths = inputs.cache.lengths(k)
+        more["cache_seqlens"] = counts_of(lengths, q.device)
+        more["page_table"] = inputs.cache.pages
+    if inputs.latent:
+        columns = v.shape[3]
+        more["qv"] = q[..., :columns]
+        q, k = q[..., columns:], k[..., columns:]
+
+    def run() -> torch.Tensor:
+        found: Any = attend(q, k, v, **more)
+        out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return out
+
+    return run
 
 
 def start(make: Make, inputs: Inputs) -> tuple[Run, torch.Tensor]:

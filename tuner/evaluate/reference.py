@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from tuner.evaluate.cache import Cache
 from tuner.evaluate.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ CHUNK_SCORES = 1 << 25  #: most scores held at once
 WHOLE_SCORES = 1 << 26  #: most scores of a problem that is checked in every element
 WHOLE_HEADS = 1024  #: more are sampled: each is a step of its own
 SAMPLE_ROWS = 96
+SHORT_QUERIES = 8  #: with at most so many, the heads of a KV head are worked out together
 
 Index = tuple[slice, slice, slice]  #: batch, rows, heads
 
@@ -38,6 +40,8 @@ def attention(
     `scores_dtype` keeps scores and softmax in a wider type than the operands.
     """
     batches, rows, heads = index
+    if inputs.cache is not None:
+        return _of_sequences(inputs, inputs.cache, dtype, index, scores_dtype)
     q, k, v = inputs.tensors
     first = rows.indices(q.shape[1])[0] + k.shape[1] - q.shape[1]  # last key the first row sees
     group = max(q.shape[2] // max(k.shape[2], 1), 1)
@@ -46,25 +50,59 @@ def attention(
     out = q.new_zeros((q.shape[0], q.shape[1], len(query_heads), v.shape[3]), dtype=dtype)
     if not out.numel() or not k.shape[1]:
         return out
-    step = max(1, CHUNK_SCORES // (q.shape[0] * k.shape[1]))
     wide = scores_dtype or dtype
-    for i, head in enumerate(query_heads):
-        keys = k[:, :, head // group].to(dtype).transpose(1, 2)
-        values = v[:, :, head // group].to(dtype)
+    done = 0
+    for heads_here in _sharing(query_heads, group, q.shape[1] <= SHORT_QUERIES):
+        width, kv_head = len(heads_here), heads_here[0] // group
+        keys = k[:, :, kv_head].to(dtype).transpose(1, 2)
+        values = v[:, :, kv_head].to(dtype)
+        step = max(1, CHUNK_SCORES // (q.shape[0] * k.shape[1] * width))
         for lo in range(0, q.shape[1], step):
-            part = q[:, lo : lo + step, head].to(dtype)
-            scores = (part.to(wide) @ keys.to(wide)).mul(inputs.scale)
-            p = _softmax(scores, first + lo if inputs.causal else None)
-            out[:, lo : lo + step, i] = p.to(dtype) @ values
+            part = q[:, lo : lo + step, heads_here[0] : heads_here[-1] + 1].to(dtype)
+            packed = part.transpose(1, 2).flatten(1, 2)  # rows of one head after the other
+            scores = (packed.to(wide) @ keys.to(wide)).mul(inputs.scale)
+            p = _softmax(scores, first + lo if inputs.causal else None, width)
+            result = (p.to(dtype) @ values).unflatten(1, (width, -1)).transpose(1, 2)
+            out[:, lo : lo + step, done : done + width] = result
+        done += width
     return out
 
 
-def _softmax(scores: torch.Tensor, last_visible: int | None) -> torch.Tensor:
-    """Softmax over keys; row i sees keys up to `last_visible` + i, all of them when it is None."""
+def _of_sequences(
+    inputs: Inputs, cache: Cache, dtype: torch.dtype, index: Index,
+    scores_dtype: torch.dtype | None,
+) -> torch.Tensor:  # fmt: skip
+    """Attention of each sequence of a decode problem over its own keys."""
+    batches, rows, heads = index
+    lengths = cache.lengths(inputs.k)
+    parts = []
+    for b in range(inputs.q.shape[0])[batches]:
+        k, v = (cache.sequence(t, b, lengths[b]) for t in (inputs.k, inputs.v))
+        one = replace(inputs, q=inputs.q[b : b + 1], k=k, v=v, cache=None)
+        parts.append(attention(one, dtype, (slice(None), rows, heads), scores_dtype=scores_dtype))
+    return torch.cat(parts)
+
+
+def _sharing(heads: range, group: int, packed: bool) -> Iterator[range]:
+    """Yield query heads that go together: those of a KV head where `packed`, else one by one."""
+    lo = 0
+    while lo < len(heads):
+        last = (heads[lo] // group + 1) * group if packed else heads[lo] + 1
+        hi = min(len(heads), lo + last - heads[lo])
+        yield heads[lo:hi]
+        lo = hi
+
+
+def _softmax(scores: torch.Tensor, last_visible: int | None, heads: int) -> torch.Tensor:
+    """Softmax over keys of the rows of `heads` heads, one head's after the other's.
+
+    Row i of a head sees keys up to `last_visible` + i, all of them when it is None.
+    """
     if last_visible is None:
         return scores.softmax(-1)
-    rows, keys = scores.shape[-2:]
+    rows, keys = scores.shape[-2] // heads, scores.shape[-1]
     hidden = torch.ones(rows, keys, dtype=torch.bool, device=scores.device).triu(last_visible + 1)
+    hidden = hidden.repeat(heads, 1)
     p = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
@@ -94,15 +132,18 @@ def expect(inputs: Inputs) -> Expected:
 def whole(inputs: Inputs, own_error: float) -> Iterator[Part]:
     """Yield every element of the answer, in float32, one head at a time.
 
-    Of a user's function whose rows do not stand alone, nothing.
+    Heads that share a KV head go together where queries are few: their keys are read once. Of a
+    user's function whose rows do not stand alone, nothing.
     """
     if (function := inputs.function) is not None:
         for index in function.chunks(inputs):
             exact = function.at(inputs, torch.float32, index).nan_to_num(nan=0.0)
             yield Part(index, exact.double(), own_error, function.name)
         return
-    for head in range(inputs.q.shape[2]):
-        index = (slice(None), slice(None), slice(head, head + 1))
+    _, rows, heads, _ = inputs.q.shape
+    step = heads // inputs.k.shape[2] if rows <= SHORT_QUERIES else 1
+    for head in range(0, heads, step):
+        index = (slice(None), slice(None), slice(head, head + step))
         yield Part(index, attention(inputs, torch.float32, index).double(), own_error)
 
 
@@ -134,7 +175,7 @@ def _indices_of_function(inputs: Inputs) -> list[Index]:
     """All of a small problem; of a large one the rows that the function can give alone."""
     batch, rows, heads, _ = inputs.q.shape
     everything = slice(None)
-    if batch * heads * rows * inputs.k.shape[1] <= WHOLE_SCORES:
+    if batch * heads * rows * inputs.keys <= WHOLE_SCORES:
         return [(everything, everything, everything)]
     assert inputs.function is not None
     starts = _row_starts(rows) if inputs.function.rows_alone else [max(rows - SAMPLE_ROWS, 0)]
@@ -155,7 +196,7 @@ def _max_error(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 def _indices(inputs: Inputs) -> list[Index]:
     batch, rows, heads, _ = inputs.q.shape
-    keys = inputs.k.shape[1]
+    keys = inputs.keys
     if batch * heads * rows * keys <= WHOLE_SCORES and heads <= WHOLE_HEADS:
         return [(slice(None), slice(None), slice(None))]
     picked = []

@@ -32,10 +32,17 @@ def _exported(subject: Subject) -> Prepare:
     attention.manifest = Manifest(kernels, mine, whole.gpus)
     causal = subject.problem.causal
 
-    def prepare(q: T, k: T, v: T, out: T, scale: float) -> Launcher:
+    def prepare(
+        q: T, k: T, v: T, out: T, scale: float, key_counts: T | None = None,
+        pages: T | None = None, splits: int | None = None,
+    ) -> Launcher:  # fmt: skip
+        # the folder has no way to ask for a number of splits: its own rule holds
         def launch() -> None:
             try:
-                attention(q, k, v, causal=causal, scale=scale, out=out, allow_untuned=True)
+                attention(
+                    q, k, v, causal=causal, scale=scale, out=out, seqlens_k=key_counts,
+                    block_table=pages, allow_untuned=True,
+                )  # fmt: skip
             except (ValueError, ManifestError) as refused:
                 raise LaunchError(str(refused)) from refused
 

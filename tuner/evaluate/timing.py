@@ -16,6 +16,8 @@ SHORT_US = 30.0  #: below this a window holds more launch than kernel
 GRAPH_US = 200.0  #: what a graph of short kernels lasts
 #: Datasheet rates hold at boost clock; a card may run some percent above it.
 ROOFLINE_SLACK = 0.9
+REPLAY_SLOTS = 2  #: slots that replayed launches rotate over, each a graph of its own
+REPLAY_SAMPLES = 3  #: times as many samples as a plan has at most, of launches this short
 BATCH_US, BATCH_MOST = 2000.0, 256  #: a batch to compare with the wall clock: length, launches
 WALL_FACTOR, WALL_SLACK_US = 2.0, 300.0  #: what waiting for the device may add to a batch
 BATCH_WALL_US = 20_000.0  #: a batch that takes this long by the wall clock is not made longer
@@ -88,6 +90,25 @@ def measure(
     count = int(max(plan.min_samples, min(plan.max_samples, wanted)))
     rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)))
     return summarise([*first, *(t / per for t in rest)])
+
+
+def measure_replays(
+    slots: Sequence[Launcher], clock: Clock, plan: Plan = TRIAL_PLAN, best_us: float = math.inf
+) -> Sample:
+    """Time a launch of few microseconds as a decoder makes it: as the replay of a graph.
+
+    Each window holds one replay, so that no launch hides behind another. Inputs rotate over two
+    of the `slots`; the last launch is slot 0's.
+    """
+    calls = [clock.graphed([call]) for call in slots[:REPLAY_SLOTS]]
+    _, *first = clock.windows_us(_rotation(calls, 3))
+    if min(first) > plan.hopeless * best_us:
+        return summarise(first)
+    more = plan.max_samples * REPLAY_SAMPLES
+    wanted = plan.budget_us / max(min(first), 1e-3)
+    count = int(max(plan.min_samples, min(more, wanted)))
+    rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)))
+    return summarise([*first, *rest])
 
 
 def check_stream(call: Launcher, clock: Clock, name: str) -> Rejected | None:

@@ -14,7 +14,7 @@ import torch
 from runs.record import Rejected, Stage, TrialClass
 from tuner.evaluate.inputs import Inputs
 from tuner.evaluate.launch import Launcher, LaunchError, Prepare
-from tuner.evaluate.output import Output, allocate, same_bits
+from tuner.evaluate.output import Output, allocate, flip_signs, same_bits
 from tuner.evaluate.reference import Expected, Part, expect, whole
 
 ERROR_FACTOR = 2.0  #: times the error of plain attention at the same dtype
@@ -36,6 +36,8 @@ class Exam:
     pristine: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     expected: Expected
     output: Output
+    #: copies of `inputs.tables`, where the inputs may be written to
+    tables: tuple[torch.Tensor, ...] = ()
 
     @property
     def output_sizes(self) -> tuple[int, int, int, int]:
@@ -48,9 +50,10 @@ def set_exam(name: str, inputs: Inputs) -> Exam:
     """Work out the answer of a problem once."""
     q, v = inputs.q, inputs.v
     sizes = (q.shape[0], q.shape[1], q.shape[2], v.shape[3])
+    tables = tuple(t.clone() for _, t in inputs.tables)
     output = allocate(sizes, q.dtype, q.device, heads_first=q.stride(2) > q.stride(1))
     q_copy, k_copy, v_copy = (t.clone() for t in inputs.tensors)
-    return Exam(name, inputs, (q_copy, k_copy, v_copy), expect(inputs), output)
+    return Exam(name, inputs, (q_copy, k_copy, v_copy), expect(inputs), output, tables)
 
 
 def verify(prepare: Prepare, exam: Exam, repeats: int = 1) -> float | Rejected:
@@ -61,7 +64,7 @@ def verify(prepare: Prepare, exam: Exam, repeats: int = 1) -> float | Rejected:
     """
     inputs, output = exam.inputs, exam.output
     try:
-        launch = prepare(*inputs.tensors, output.tensor, inputs.scale)
+        launch = inputs.given_to(prepare, output.tensor)
         graded = _ask(launch, exam)
     except LaunchError as error:
         return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, f"{exam.name}: {error}")
@@ -84,16 +87,19 @@ def synchronize(device: torch.device) -> None:
 
 
 def _ask(launch: Launcher, exam: Exam, sign: int = 1) -> float | Rejected:
-    """Launch on a poisoned output, with V as it is or negated, and judge what is there then."""
-    values = _stored_once(exam.inputs.v)
-    if sign < 0:
-        values.neg_()
+    """Launch on a poisoned output, with V as it is or negated, and judge what is there then.
+
+    Where V is part of K, Q and K are negated: scores stay, and the answer turns all the same.
+    """
+    turned = exam.inputs.turned if sign < 0 else ()
+    for tensor, _ in turned:
+        flip_signs(_stored_once(tensor))
     exam.output.poison()
     launch()
-    synchronize(values.device)
+    synchronize(exam.inputs.q.device)
     graded = grade(exam, sign)
-    if sign < 0:
-        values.neg_()
+    for tensor, _ in turned:
+        flip_signs(_stored_once(tensor))
     return graded
 
 
@@ -120,7 +126,14 @@ def _blame(launch: Launcher, exam: Exam, first: Rejected) -> Rejected:
 def restore(exam: Exam) -> None:
     """Put the inputs back after a kernel that may have changed them."""
     for tensor, copy in zip(exam.inputs.tensors, exam.pristine, strict=True):
-        _stored_once(tensor).copy_(_stored_once(copy.expand(tensor.shape)))
+        _put_back(tensor, copy)
+    for (_, tensor), copy in zip(exam.inputs.tables, exam.tables, strict=True):
+        tensor.copy_(copy)
+
+
+def _put_back(tensor: torch.Tensor, copy: torch.Tensor) -> None:
+    stored = _stored_once(tensor)
+    stored.copy_(copy[tuple(slice(0, size) for size in stored.shape)])
 
 
 def _repeat(launch: Launcher, exam: Exam, first: torch.Tensor, repeats: int) -> Rejected | None:
@@ -160,16 +173,14 @@ def _late(launch: Launcher, exam: Exam, first: torch.Tensor) -> Rejected | None:
 
 def grade(exam: Exam, sign: int = 1) -> float | Rejected:
     """Judge what lies in the exam's output now; `sign` is -1 when V is negated."""
-    inputs, output = exam.inputs, exam.output
+    output = exam.output
     hits = int(output.guard_hits())
     if hits:
         return _wrong(exam, f"{hits} elements outside the output were written")
-    before = (*exam.pristine[:2], exam.pristine[2] if sign > 0 else -exam.pristine[2])
-    for name, now, was in zip("QKV", inputs.tensors, before, strict=True):
-        if not same_bits(now, was):
-            return Rejected(
-                TrialClass.INPUT_MODIFIED, Stage.VERIFY, f"{exam.name}: {name} was changed"
-            )
+    if (changed := _changed(exam, sign)) is not None:
+        return Rejected(
+            TrialClass.INPUT_MODIFIED, Stage.VERIFY, f"{exam.name}: {changed} was changed"
+        )
     holes = output.unwritten()
     if holes.any():
         first = tuple(holes.nonzero()[0].tolist())
@@ -184,6 +195,21 @@ def grade(exam: Exam, sign: int = 1) -> float | Rejected:
             return ratio
         worst = max(worst, ratio)
     return worst
+
+
+def _changed(exam: Exam, sign: int) -> str | None:
+    """The name of an input that is not as it was given, or None."""
+    inputs = exam.inputs
+    negated = {name for _, name in inputs.turned} if sign < 0 else set()
+    for name, now, was in zip("QKV", inputs.tensors, exam.pristine, strict=True):
+        if name == "V" and inputs.latent:
+            continue  # part of K
+        if not same_bits(now, flip_signs(was.clone()) if name in negated else was):
+            return name
+    for (name, now), was in zip(inputs.tables, exam.tables, strict=True):
+        if not torch.equal(now, was):
+            return name
+    return None
 
 
 def check_whole(exam: Exam) -> Rejected | None:

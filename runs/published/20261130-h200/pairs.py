@@ -2,10 +2,11 @@
 
     python runs/published/20261130-h200/pairs.py
 
-First table, from `dimensions.json`: pairs of kernels of one batch that differ in one dimension
-alone; the cell with the largest gain and the one with the largest loss. Second table, from the
-journals of the published runs: the best right trial with a choice against the best without it.
-Last, the best trials of the `mma_sync` run against FlashAttention-2 as the referee timed it.
+First table, from `dimensions.json` and `clusters.json`: pairs of kernels of one batch that differ
+in one dimension alone; the cell with the largest gain and the one with the largest loss. Second
+table, from the journals of the published runs: the best right trial with a choice against the best
+without it. Last, the best trials of the `mma_sync` run against FlashAttention-2 as the referee
+timed it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ def cell(head_dim: int, causal: bool, length: str) -> str:
 def pairs() -> dict[str, list[Row]]:
     """Return (ratio, cell, TFLOP/s without, with) of each pair, by `dimension: from -> to`."""
     found: dict[str, list[Row]] = {}
-    rows = json.loads((HERE / "dimensions.json").read_text())["measurements"]
+    rows = [
+        row
+        for name in ("dimensions.json", "clusters.json")
+        for row in json.loads((HERE / name).read_text())["measurements"]
+    ]
     for a, b in itertools.combinations(rows, 2):
         if any(a[k] != b[k] for k in ("batch", "head_dim", "head_dim_v", "causal", "dtype")):
             continue
@@ -42,7 +47,8 @@ def pairs() -> dict[str, list[Row]]:
         key = f"{name}: {low['parameters'].get(name, 0)} -> {high['parameters'].get(name, 0)}"
         for length in low["tflops"].keys() & high["tflops"].keys():
             x, y = low["tflops"][length], high["tflops"][length]
-            where = cell(a["head_dim"], a["causal"], length)
+            heads = "gqa " if str(a["batch"]).endswith("gqa") else ""
+            where = heads + cell(a["head_dim"], a["causal"], length)
             found.setdefault(key, []).append((y / x, where, x, y))
     return found
 

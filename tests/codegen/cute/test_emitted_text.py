@@ -9,7 +9,7 @@ import pytest
 
 from codegen.cute import translate
 from codegen.errors import PlanError
-from codegen.kernel import KernelSource
+from codegen.kernel import ArgKind, KernelSource
 from codegen.tl.bind import bind
 from codegen.tl.parser import parse
 from llm_proposer.builtin import programs, sketches
@@ -46,6 +46,8 @@ GOLDENS = {
     "forward-causal-sm90": ("forward", mha(128, True, DType.BF16), "h200", {}),
     "gemm_epilogue-sm80": ("gemm_epilogue", mha(64), "a100", {}),
     "split_kv-sm80": ("split_kv", mha(64), "a100", {}),
+    "forward-cluster-sm90": ("forward", mha(128, False, DType.BF16), "h200", {"cluster": 2}),
+    "forward-d96-narrow-sm90": ("forward", mha(96, True, DType.BF16), "h200", {"swizzle": 64}),
     "sigmoid-sm90": ("sigmoid", mha(64), "h200", {}),
 }
 
@@ -64,6 +66,46 @@ def test_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> No
 def test_same_program_same_bytes(gpu: str) -> None:
     text = sketches("mha", True)["forward"]
     assert emitted(text, mha(64, True), gpu) == emitted(text, mha(64, True), gpu)
+
+
+def test_a_point_from_before_there_was_a_choice_gives_the_same_kernel() -> None:
+    problem, text = mha(96), parse(sketches("mha", False)["forward"])
+    point = seed(problem, "h200", Backend.AUTO)
+    assert (point["cluster"], point["swizzle"]) == (1, 128)
+    older = Point(tuple(i for i in point.items if i[0] not in ("cluster", "swizzle")))
+    now, then = (translate(bind(text, problem, p), problem, GPUS["h200"]) for p in (point, older))
+    assert now == then
+
+
+def test_blocks_of_a_cluster_share_what_they_load() -> None:
+    text = sketches("mha", False)["forward"]
+    one, two = (emitted(text, mha(128), "h200", cluster=c).launches[0] for c in (1, 2))
+    boxes = [{a.name: a.box for a in x.args if a.kind is ArgKind.TENSOR_MAP} for x in (one, two)]
+    assert boxes[0]["K"] == (64, 128) and boxes[1]["K"] == boxes[1]["V"] == (64, 64)
+    assert boxes[0]["Q"] == boxes[1]["Q"]
+    assert (one.cluster, two.cluster) == (1, 2)
+    assert two.grid[0].tile == 2 * one.grid[0].tile
+    assert two.smem_bytes == one.smem_bytes
+
+
+def test_a_cluster_that_draws_tickets_is_not_planned() -> None:
+    with pytest.raises(PlanError, match="take their tiles together; use persistent = 0 or 1"):
+        emitted(sketches("mha", True)["forward"], mha(128, True), "h200", cluster=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swizzle": 0}, "swizzle=0 is none that TMA and wgmma know: 128, 64, 32"),
+        ({"cluster": 3}, "cluster=3: 1 to 8 blocks that each load a multiple of 8 of the 128 rows"),
+        ({"cluster": 0}, "cluster=0: 1 to 8 blocks"),
+    ],
+)
+def test_panels_and_clusters_that_no_card_has_are_refused(
+    changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        emitted(sketches("mha", False)["forward"], mha(128), "h200", **changes)
 
 
 def code(source: KernelSource) -> str:

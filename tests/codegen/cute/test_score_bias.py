@@ -27,9 +27,9 @@ BIAS = ALIBI.replace("  Compute Mask S, alibi\n", f"{COPY_B}  Compute Add S, B\n
 SINKS = (EXAMPLES / "sink_tokens.tl").read_text()
 
 
-def emitted(text: str, gpu: str, backend: Backend, causal: bool) -> KernelSource:
+def emitted(text: str, gpu: str, backend: Backend, causal: bool, **changes: int) -> KernelSource:
     problem = Problem("mha", DType.FP16, 64, 64, causal)
-    point = seeds(problem, GPUS[gpu], space_for(problem, GPUS[gpu], backend))[0]
+    point = seeds(problem, GPUS[gpu], space_for(problem, GPUS[gpu], backend))[0].replace(**changes)
     return translate(bind(parse(text), problem, point), problem, GPUS[gpu])
 
 
@@ -102,14 +102,17 @@ def _python(line: str) -> str:
     return re.sub(r"\bint const |;.*", "", line).replace(" / ", " // ")
 
 
-@pytest.mark.parametrize(("gpu", "backend"), CARDS)
+@pytest.mark.parametrize(
+    ("gpu", "backend", "changes"),
+    [*((*card, {}) for card in CARDS), ("h200", Backend.WGMMA, {"cluster": 2})],
+)
 @pytest.mark.parametrize(("left", "sinks"), [(100, 4), (0, 1), (1000, 70), (63, 200), (5, 0)])
 def test_a_window_with_sinks_visits_every_visible_tile_once(
-    gpu: str, backend: Backend, left: int, sinks: int
+    gpu: str, backend: Backend, changes: dict[str, int], left: int, sinks: int
 ) -> None:
-    text = emitted(
-        SINKS + NUMBERS.format(left=left, sinks=sinks), gpu, backend, False
-    ).text  # fmt: skip
+    """Blocks of a cluster visit the tiles that the rows of any of them see."""
+    numbers = NUMBERS.format(left=left, sinks=sinks)
+    text = emitted(SINKS + numbers, gpu, backend, False, **changes).text
     names = ("i_sinks", "i_jump", "i_lo", "i_hi")
     lines = {n: next(x for x in text.split("\n") if f"int const {n} = " in x) for n in names}
     rows, columns = (
@@ -120,7 +123,7 @@ def test_a_window_with_sinks_visits_every_visible_tile_once(
     for m, n in ((1, 700), (300, 300), (257, 777), (500, 130)):
         for row0 in range(0, m, rows):
             at = {"M": m, "N": n, "row0": row0, "diagonal": n - m, "ceil_div": ceil_div}
-            at |= {"min": min, "max": max}
+            at |= {"min": min, "max": max, "cluster_row0": row0}
             for name in names:
                 exec(_python(lines[name]).strip(), at)
             steps = range(at["i_lo"], at["i_hi"])

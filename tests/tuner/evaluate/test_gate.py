@@ -15,7 +15,8 @@ from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
 from space.constraints import space_for
 from space.gpu import gpu_named
-from space.variant import DType, Problem
+from space.params import Point
+from space.variant import LATENT_DIMS, DType, Phase, Problem
 from tuner.evaluate import gate
 
 
@@ -68,3 +69,46 @@ def test_bf16_rounding_is_to_nearest_even() -> None:
     assert (gate.rounded(x, DType.BF16) == right).all()
     ties = np.array([1.00390625, 1.01171875])
     assert gate.rounded(ties, DType.BF16).tolist() == [1.0, 1.015625]
+
+
+def decode_program(problem: Problem, change: tuple[str, str] = ("", "")) -> Program:
+    """The built-in decode sketch at tiles that need no space, with a part of its text replaced."""
+    text = sketches(problem.variant, problem.causal, Phase.DECODE)["decode"]
+    assert change[0] in text
+    if change[0]:
+        text = text.replace(*change)
+    return bind(parse(text), problem, Point.of({"BM": 64, "BN": 64}))
+
+
+def decode_problem(variant: str, causal: bool) -> Problem:
+    dims = LATENT_DIMS if variant == "mla" else (64, 32)
+    return Problem(variant, DType.BF16, *dims, causal, Phase.DECODE)
+
+
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_right_decode_program_passes(variant: str, causal: bool) -> None:
+    problem = decode_problem(variant, causal)
+    assert gate.fault(decode_program(problem), problem) is None
+
+
+#: what stands in the sketch, and what is put there
+DECODE_FAULTS = {
+    "weights are no exponentials": ("  Compute Exp w\n", "  Compute Relu w\n"),
+    "parts are not weighed": ("  Compute Multiply O_s, w and get new O_s\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", list(DECODE_FAULTS))
+@pytest.mark.parametrize("variant", ["gqa", "mla"])
+def test_wrong_combination_of_splits_is_wrong_output(variant: str, name: str) -> None:
+    problem = decode_problem(variant, False)
+    said = gate.fault(decode_program(problem, DECODE_FAULTS[name]), problem)
+    assert said is not None
+    assert said.startswith("interpreter, N(0,1), Sq=")
+
+
+def test_latent_values_are_the_first_columns_of_the_keys() -> None:
+    problem = decode_problem("mla", False)
+    shifted = decode_program(problem, ("K[:, 0:Dv]", "K[:, 64:576]"))
+    assert gate.fault(shifted, problem) is not None

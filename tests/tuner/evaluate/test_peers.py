@@ -44,6 +44,65 @@ def test_one_query_sees_all(seqlen_q: int, causal: bool, expected: bool) -> None
     assert sees_all(inputs) is expected
 
 
+# ---- decode ------------------------------------------------------------------------------------
+
+
+class FakeFlash:
+    """A package with both entries, which keep what they are called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[torch.Tensor, ...], dict[str, object]]] = []
+
+    def flash_attn_func(self, *tensors: torch.Tensor, **more: object) -> torch.Tensor:
+        self.calls.append(("prefill", tensors, more))
+        return tensors[0]
+
+    def flash_attn_with_kvcache(self, *tensors: torch.Tensor, **more: object) -> torch.Tensor:
+        self.calls.append(("decode", tensors, more))
+        return tensors[0]
+
+
+def flash(monkeypatch: pytest.MonkeyPatch, check: Check) -> FakeFlash:
+    """Call the peer that such a package is."""
+    package = FakeFlash()
+    loader = SimpleNamespace(import_module=lambda name: package)
+    monkeypatch.setattr("tuner.evaluate.peers.importlib", loader)
+    start(peers()["fa3"], make(check, DType.BF16, CPU))
+    return package
+
+
+def test_few_queries_go_to_the_decode_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for queries, entry in ((1, "decode"), (8, "decode"), (9, "prefill")):
+        shape = Shape(1, 4, 2, queries, 32, 16, 16, True)
+        ((called, _, more),) = flash(monkeypatch, Check("x", shape)).calls
+        assert called == entry
+        assert more["causal"] is (queries > 1)
+
+
+def test_latent_cache_is_given_as_its_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Check("x", Shape(1, 16, 1, 1, 32, 576, 512))
+    ((_, (q, k, v), more),) = flash(monkeypatch, check).calls
+    assert (q.shape[3], k.shape[3], v.shape[3]) == (64, 64, 512)
+    assert k.data_ptr() == v.data_ptr() + 512 * 2
+    assert isinstance(more["qv"], torch.Tensor) and more["qv"].shape[3] == 512
+    assert more["softmax_scale"] == pytest.approx(192**-0.5)
+
+
+def test_pages_and_lengths_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Check("x", Shape(2, 4, 2, 1, 40, 16, 16), counts=(40, 7), page=16)
+    ((_, _, more),) = flash(monkeypatch, check).calls
+    assert isinstance(more["cache_seqlens"], torch.Tensor)
+    assert more["cache_seqlens"].tolist() == [40, 7]
+    assert isinstance(more["page_table"], torch.Tensor) and more["page_table"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["fa2", "cudnn", "efficient"])
+def test_peer_without_pages_says_so(name: str) -> None:
+    check = Check("x", Shape(2, 4, 2, 1, 40, 16, 16), counts=(40, 7), page=16)
+    with pytest.raises(PeerAbsent, match="no paged cache"):
+        start(peers()[name], make(check, DType.FP16, CPU))
+
+
 def test_versions_name_torch() -> None:
     assert versions()["torch"] == torch.__version__
 

@@ -21,6 +21,7 @@ from tuner.evaluate.timing import (
     check_possible,
     check_stream,
     measure,
+    measure_replays,
     roofline_us,
     summarise,
     warm_up,
@@ -71,6 +72,35 @@ def test_short_kernel_is_timed_as_a_graph_over_rotating_inputs() -> None:
     assert sample.median_us == pytest.approx(4.0)
     assert clock.graphs == [50]
     assert {"slot 0", "slot 1", "slot 2"} <= set(clock.log[-50:])
+
+
+def test_replays_have_a_window_each_and_many_of_them() -> None:
+    clock = ScriptedClock()
+    sample = measure_replays(slots(clock, 4.0, 4.0, 4.0), clock)
+    assert sample == Sample(4.0, 4.0, 4.0, 45)
+    assert clock.graphs == [1, 1]
+    assert len(clock.log) == 46  # and one window that is dropped
+    assert set(clock.log) == {"slot 0", "slot 1"}
+    assert clock.log[-1] == "slot 0"
+
+
+def test_long_replays_end_with_the_time_they_may_take() -> None:
+    clock = ScriptedClock()
+    assert measure_replays(slots(clock, 960.0), clock).count == 12
+    assert measure_replays(slots(clock, 6500.0), clock).count == 5
+
+
+def test_hopeless_replays_get_two_windows() -> None:
+    clock = ScriptedClock()
+    assert measure_replays(slots(clock, 9.0), clock, best_us=4.0).count == 2
+
+
+def test_roofline_of_a_latent_cache_reads_it_once() -> None:
+    shape = Shape(16, 16, 1, 1, 4096, 576, 512)
+    read = 16 * (4096 + 16) * 576 * 2
+    assert roofline_us(shape, DType.BF16, H200) == pytest.approx(read / 4.8e6, rel=1e-3)
+    assert check_possible(Sample(12.0, 12.0, 12.0, 9), shape, DType.BF16, H200) is not None
+    assert check_possible(Sample(24.0, 24.0, 24.0, 9), shape, DType.BF16, H200) is None
 
 
 @pytest.mark.parametrize("us", [4.0, 100.0, 6500.0])

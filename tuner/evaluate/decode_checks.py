@@ -1,0 +1,142 @@
+"""Which small decode problems a kernel must get right: ragged caches, splits, pages, few queries.
+
+The kinds of data are those of prefill (`checks`). Every problem says the keys of each sequence;
+what lies behind them is NaN. A paged kernel is only ever given pages, in random order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from space.variant import DECODE_QUERIES_MAX, Problem, Shape
+from tuner.evaluate.inputs import Check, Data, Layout
+
+#: (query heads, KV heads) by variant, in the order that checks take them
+HEADS = {
+    "mha": ((3, 3), (8, 8)),
+    "gqa": ((28, 4), (32, 8), (64, 8), (6, 2)),
+    "mqa": ((71, 1), (32, 1), (5, 1)),
+    "mla": ((16, 1), (128, 1), (64, 1)),
+}
+QUERIES = {False: (1, 2, 5, 8), True: (2, 5, 8, 3)}  #: by whether the mask is causal
+#: keys of the sequences of one batch: none, one, and around the tiles and pages there may be
+RAGGED = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 300)
+LAYOUTS = (Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED)
+VERIFY_LAYOUTS = (*LAYOUTS, Layout.MIXED, Layout.ROWS_FIRST, Layout.SECOND_ROW)
+DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE)
+VERIFY_DATA = (*DATA, Data.SENTINEL, Data.SCORES_OVERFLOW, Data.NAN_QUERIES)
+SPLITS = (0, 1, 2, 5, 9)  #: of drawn problems; 0 leaves them to the kernel's rule
+
+
+def small_shape(problem: Problem, batch: int, queries: int, keys: int, nth: int = 0) -> Shape:
+    """A shape of `problem` at the nth head counts of its variant."""
+    table = HEADS[problem.variant]
+    heads, kv_heads = table[nth % len(table)]
+    return Shape(
+        batch, heads, kv_heads, queries, keys, problem.head_dim, problem.head_dim_v,
+        problem.causal,
+    )  # fmt: skip
+
+
+def trial_checks(problem: Problem) -> tuple[Check, ...]:
+    """The special problems of every trial."""
+    found: list[Check] = []
+
+    def check(
+        name: str, counts: Sequence[int], data: Data, layout: Layout = Layout.PACKED,
+        splits: int = 0, queries: int = 0, scale: float = 0.0,
+    ) -> None:  # fmt: skip
+        nth = len(found)
+        table = QUERIES[problem.causal]
+        shape = small_shape(
+            problem, len(counts), queries or table[nth % len(table)], max(*counts, 1), nth
+        )
+        found.append(
+            Check(name, shape, data, layout, len(name), scale, tuple(counts), problem.page, splits)
+        )
+
+    minus = -0.7 * problem.default_scale  # no kernel may know it
+    check("ragged cache", RAGGED, Data.NORMAL, Layout.HEADS_FIRST)
+    check("three splits, some empty", (300, 129, 20), Data.MEAN_ONE, splits=3)
+    check("one split", (300, 129, 20), Data.MEAN_ONE, splits=1)
+    check("seven splits", (700, 333), Data.NORMAL_3, Layout.INTERLEAVED, splits=7)
+    check("more splits than tiles", (100, 0), Data.MEAN_ONE, splits=64)
+    check("very negative logits", (331, 66), Data.NEGATIVE, Layout.EMBEDDED, splits=2)
+    check("logits past a sentinel", (203, 64), Data.SENTINEL, Layout.EMBEDDED)
+    check("raw scores past 65504", (129, 31), Data.SCORES_OVERFLOW, splits=2)
+    check("negative scale", (230, 128), Data.NORMAL, Layout.MIXED, scale=minus)
+    check("queries that are NaN", (150, 75), Data.NAN_QUERIES, queries=DECODE_QUERIES_MAX)
+    check("fewer keys than queries", (3, 1, 0, 9), Data.NORMAL, splits=2, queries=5)
+    return tuple(found)
+
+
+def hidden_checks(problem: Problem, seed: int, count: int) -> tuple[Check, ...]:
+    """`count` problems drawn from `seed`: what no tuning saw."""
+    rng = random.Random(f"{problem.key} {seed}")
+    return tuple(
+        _drawn(problem, rng, rng.choice(LAYOUTS), rng.choice(DATA), rng.randrange(4))
+        for _ in range(count)
+    )
+
+
+def _drawn(problem: Problem, rng: random.Random, layout: Layout, data: Data, nth: int) -> Check:
+    queries = rng.randint(2 if problem.causal else 1, DECODE_QUERIES_MAX)
+    keys = rng.randint(1, 900)
+    counts = (*(rng.randint(0, keys) for _ in range(rng.randint(0, 3))), keys)
+    shape = small_shape(problem, len(counts), queries, keys, nth)
+    splits = rng.choice(SPLITS)
+    name = (
+        f"hidden: Hq={shape.heads} Hkv={shape.kv_heads} Sq={queries} keys {counts}, "
+        f"splits {splits or 'by rule'}, {layout}, {data}"
+    )
+    seed = rng.getrandbits(31)
+    return Check(name, shape, data, layout, seed, 0.0, counts, problem.page, splits)
+
+
+def neighbour_checks(problem: Problem, shapes: Sequence[Shape]) -> tuple[Check, ...]:
+    """A problem one key past each tuned pair of lengths, one sequence and few heads."""
+    pairs = dict.fromkeys((s.seqlen_q, s.seqlen_k) for s in shapes)
+    return tuple(
+        Check(
+            f"one past a tuned shape: Sq={q} keys {k + 1}",
+            small_shape(problem, 1, q, k + 1), seed=q + k, counts=(k + 1,), page=problem.page,
+        )
+        for q, k in pairs
+    )  # fmt: skip
+
+
+def checks_of_function(problem: Problem) -> tuple[Check, ...]:
+    """What a kernel of a user's function is asked besides: keys past a usual window, in splits."""
+    counts = (2311, 1301)
+    return tuple(
+        Check(
+            f"long keys, {splits} splits", small_shape(problem, len(counts), queries, max(counts)),
+            data, Layout.MIXED, splits, counts=counts, page=problem.page, splits=splits,
+        )
+        for queries, splits, data in ((8, 1, Data.MEAN_ONE), (5, 6, Data.NORMAL))
+    )  # fmt: skip
+
+
+def verify_checks(
+    problem: Problem, shapes: Sequence[Shape], seed: int, hidden: int
+) -> tuple[Check, ...]:
+    """The problems of `tune verify`: those of a trial, and more drawn from `seed`.
+
+    Every layout, kind of data and pair of head counts occurs.
+    """
+    rng = random.Random(f"verify {problem.key} {seed}")
+    rounds = max(len(VERIFY_LAYOUTS), len(VERIFY_DATA), len(HEADS[problem.variant]))
+    drawn = (
+        _drawn(
+            problem, rng, VERIFY_LAYOUTS[n % len(VERIFY_LAYOUTS)],
+            VERIFY_DATA[n % len(VERIFY_DATA)], n,
+        )
+        for n in range(rounds)
+    )  # fmt: skip
+    return (
+        *trial_checks(problem),
+        *neighbour_checks(problem, shapes),
+        *hidden_checks(problem, seed, hidden),
+        *drawn,
+    )

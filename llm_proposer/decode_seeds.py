@@ -63,6 +63,9 @@ _HOPPER_OWN_VALUES = (
     _own(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0),
     _own(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=1, combine_groups=4),
     _own(64, 2, blocks_per_sm=2, split_blocks=1, evict_first=1),
+    _own(
+        64, 3, blocks_per_sm=2, split_blocks=1, min_split_tiles=2, evict_first=1, combine_groups=4
+    ),
     _own(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=1, combine_groups=16),
     _own(128, 2, split_blocks=1, evict_first=1, combine_groups=4),
     _own(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=0),
@@ -77,6 +80,7 @@ _HOPPER_LATENT = (
     _wgmma(64, 2, evict_first=0, min_split_tiles=1, overlap=0),
     _wgmma(64, 2, evict_first=0, min_split_tiles=2, combine_groups=4),
     _wgmma(64, 2, evict_first=1, min_split_tiles=2),
+    _wgmma(64, 2, evict_first=1, min_split_tiles=2, combine_groups=4),
     _wgmma(64, 2, evict_first=0, min_split_tiles=2, overlap=0, combine_groups=8),
     _wgmma(32, 4, evict_first=0, min_split_tiles=4, combine_groups=4),
 )

@@ -122,7 +122,7 @@ def as_dict(result: Result) -> dict[str, Any]:
         "budget": plan.base.budget, "seeds": plan.seeds, "proposer": plan.base.proposer,
         "model": plan.base.model, "note": result.who, "arms": arms,
         "contrasts": [asdict(c) | {"differs": c.differs} for c in result.contrasts],
-        "verdict": list(result.verdict), "folder": str(result.compared.folder),
+        "verdict": list(result.verdict), "folder": result.compared.folder.name,
         "runs": [s.spec.run_id for s in result.compared.stores],
         "finals": None if result.compared.final is None else result.compared.final.spec.run_id,
     }  # fmt: skip

@@ -209,6 +209,37 @@ def sketches(variant: str, causal: bool, phase: Phase = Phase.PREFILL) -> dict[s
     }
 
 
+def functions(causal: bool = False) -> dict[str, str]:
+    """Return one program of every function of Q, K and V that is built in, by name.
+
+    Run-time numbers have their usual names: softcap, window_left, window_right, sinks, bias.
+    """
+    mask = _CAUSAL if causal else ""
+    cap, alibi = "  Compute Softcap S, softcap\n", "  Compute Mask S, alibi\n"
+    biased = "  Compute Add S, bias and get new S\n"
+    found = {
+        "forward": _FORWARD.format(mask=mask),
+        "softcap": _FORWARD.format(mask=cap + mask),
+        "alibi": _FORWARD.format(mask=alibi + mask),
+        "sigmoid": _ELEMENTWISE.format(middle=mask + "  Compute Sigmoid S\n"),
+        "sigmoid_bias": _ELEMENTWISE.format(middle=biased + mask + "  Compute Sigmoid S\n"),
+        "relu": _ELEMENTWISE.format(middle=mask + "  Compute Relu S\n"),
+        "linear": _ELEMENTWISE.format(middle=mask),
+    }
+    if causal:
+        return found
+    windows = {
+        "window": "window(window_left, 0)",
+        "window_both": "window(window_left, window_right)",
+        "window_sinks": "window(window_left, 0, sinks)",
+    }
+    for name, window in windows.items():
+        masked = f"  Compute Mask S, {window}\n"
+        found[name] = _FORWARD.format(mask=masked)
+        found[f"softcap_{name}"] = _FORWARD.format(mask=cap + masked)
+    return found
+
+
 def programs(causal: bool = False) -> dict[str, str]:
     """Return one program of every kind by name: other dataflow, other functions, other shapes."""
     mask = _CAUSAL if causal else ""

@@ -52,7 +52,9 @@ Compute Add|Subtract|Multiply|Divide A, B and get new A
                                        A a tile; B a tile, a row vector, a scalar name or a number
 Compute Scale S, scale                 the softmax scale, exactly once
 Compute Softcap S, c                   c tanh(S / c)
-Compute Mask S, causal                 also window(l, r), bias(B), padding; before the Softmax
+Compute Mask S, causal                 also window(l, r): l keys to the left, r to the right; \
+window(l, r, k): the first k keys stay visible too; bias(B): a tensor added to the scores; \
+alibi: head h of H adds -2^(-8 (h + 1) / H) times the distance; padding. All before the Softmax
 Compute Softmax S                      one online step: running maximum and sum, S becomes \
 exp(S - m), and every accumulator that depends on S is rescaled; the final Copy of that \
 accumulator divides by the sum. Never write that arithmetic yourself as well

@@ -77,7 +77,7 @@ def _of_custom(custom: Custom, gpu: GpuSpec) -> Iterator[Request]:
     shapes = tuple(s for s in paper_shapes(variant_named("mha"), custom.causal) if s.head_dim > 64)
     problem = Problem("mha", gpu.dtypes[-1], 128, 128, custom.causal)
     space = space_for(problem, gpu)
-    task = Task(problem, gpu, shapes, custom.words, custom.reference, space)
+    task = Task(problem, gpu, shapes, reference=custom.reference, space=space)
     for prompt in (
         sketch_prompt(task),
         code_prompt(task, custom.sketch),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from runs.record import (
     Finished,
     Measured,
     Note,
+    Reference,
     Rejected,
     Resumed,
     RunSpec,
@@ -49,6 +51,9 @@ from space.variant import (
 
 SCHEMA = 1
 MAX_INT = 2**63
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 T = TypeVar("T")
 
@@ -320,6 +325,18 @@ def _check_spec(spec: RunSpec) -> str | None:
     return None if spec.shapes else "no shapes"
 
 
+def _check_reference(reference: Reference) -> str | None:
+    """What it names is read and run when its digest is right, so it must name one thing."""
+    if not reference.path.startswith("/") or "\0" in reference.path:
+        return f"reference path {reference.path!a} is not absolute"
+    names = (reference.function, *(n for n, _ in reference.scalars))
+    if wrong := [n for n in names if not _IDENTIFIER.fullmatch(n)]:
+        return f"reference: {wrong[0]!a} is not a name"
+    if not _DIGEST.fullmatch(reference.digest):
+        return f"reference digest {reference.digest!a} is not SHA-256 in hex"
+    return None
+
+
 def _check_problem(problem: Problem) -> str | None:
     """A problem's key becomes part of file names."""
     try:
@@ -365,4 +382,5 @@ _CHECKS: dict[type[Any], Callable[[Any], str | None]] = {
     TrialRecord: _check_trial,
     Finalist: _check_finalist,
     RunSpec: _check_spec,
+    Reference: _check_reference,
 }

@@ -27,7 +27,16 @@ from runs.errors import ExportError, StoreError
 from runs.files import private_folder, publish, read_regular, write_synced
 from runs.kernels import StoredKernel
 from runs.rebuild import kernel_of
-from runs.record import Basis, Finalist, Measured, Note, RunSpec, Timing, TrialRecord
+from runs.record import (
+    Basis,
+    Finalist,
+    Measured,
+    Note,
+    Reference,
+    RunSpec,
+    Timing,
+    TrialRecord,
+)
 from runs.store import Replay, RunStore
 from runs.templates import manifest as manifests
 from space.gpu import gpu_named
@@ -84,6 +93,7 @@ def export(runs: RunStore | Sequence[RunStore], out: Path) -> dict[str, Any]:
     stores = [runs] if isinstance(runs, RunStore) else list(runs)
     _refuse_foreign(out)
     replays = [(store, store.replay()) for store in stores]
+    _refuse_mixed([store for store, _ in replays])
     winners = _best([w for store, replay in replays for w in winners_of(store, replay)])
     if not winners:
         names = ", ".join(str(s.path) for s in stores)
@@ -123,6 +133,24 @@ def winners_of(store: RunStore, replay: Replay) -> list[Winner]:
         elif (best := history.best(shape)) is not None:
             found.append(Winner(store, shape, best[0], best[1], False, peers))
     return found
+
+
+def _refuse_mixed(stores: Sequence[RunStore]) -> None:
+    """Raise ExportError unless all runs compute one function: `attention` cannot tell them apart.
+
+    What the function is called and where its file lies does not matter, its text does.
+    """
+    kinds: dict[object, RunStore] = {}
+    for store in stores:
+        r = store.spec.reference
+        kinds.setdefault(None if r is None else (r.digest, r.function, r.scalars), store)
+    if len(kinds) > 1:
+        a, b = list(kinds.values())[:2]
+        said = [s.spec.reference.name if s.spec.reference else "plain attention" for s in (a, b)]
+        raise ExportError(
+            f"{a.path} computes {said[0]} and {b.path} {said[1]}, or one with other numbers; "
+            f"export them into folders of their own"
+        )
 
 
 def _best(winners: Sequence[Winner]) -> list[Winner]:
@@ -230,8 +258,10 @@ def remarks(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 def _kernel_entry(name: str, w: Winner, stored: StoredKernel) -> dict[str, Any]:
     source, cubin = stored.source, stored.cubin
     _check_callable(w, stored)
+    reference = w.store.spec.reference
     entry = {
         "variant": w.record.problem.variant,
+        **({} if reference is None else {"computes": _function_entry(reference)}),
         "sketch": w.record.sketch,
         "parameters": w.record.point.as_dict(),
         "arch": cubin.arch,
@@ -247,6 +277,15 @@ def _kernel_entry(name: str, w: Winner, stored: StoredKernel) -> dict[str, Any]:
     if source.splits is not None:
         entry["splits"] = codec.to_json(source.splits)
     return entry
+
+
+def _function_entry(reference: Reference) -> dict[str, Any]:
+    """What the kernel was checked against, in place of plain attention."""
+    return {
+        "function": reference.name,
+        "file_sha256": reference.digest,
+        "scalars": dict(reference.scalars),
+    }
 
 
 def _run_entry(spec: RunSpec, notes: Sequence[Note]) -> dict[str, Any]:

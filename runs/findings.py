@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -130,7 +131,7 @@ def failures(history: History) -> tuple[Failure, ...]:
     groups: dict[tuple[str, str, str], list[TrialRecord]] = {}
     for r in history:
         if isinstance(r.outcome, Rejected | Broken):
-            head = "".join("#" if c.isdigit() else c for c in r.outcome.reason.split("\n")[0])
+            head = re.sub(r"\d+", "#", r.outcome.reason.split("\n")[0])
             key = (str(r.outcome.trial_class), str(r.outcome.stage), head)
             groups.setdefault(key, []).append(r)
     found = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from codegen import nvrtc
 from codegen.cute import translate
 from codegen.errors import CodegenError
+from codegen.kernel import KernelSource
 from codegen.tl.bind import bind
 from codegen.tl.parser import parse
 from runs.errors import StoreError
@@ -26,15 +27,36 @@ def kernel_of(store: RunStore, record: TrialRecord) -> StoredKernel:
     """
     if store.has_kernel(record.cubin_key):
         return store.kernel(record.cubin_key)
-    gpu, sketches = gpu_named(store.spec.gpu), dict(store.spec.sketches)
-    what = f"{store.path}: trial {record.index}, whose kernel was not kept,"
+    source = source_of(store, record)
+    try:
+        return StoredKernel(source, nvrtc.compile_source(source, gpu_named(store.spec.gpu).arch))
+    except CodegenError as error:
+        raise StoreError(f"{_called(store, record)} cannot be built again: {error}") from None
+
+
+def source_of(store: RunStore, record: TrialRecord) -> KernelSource:
+    """Return the text of a trial's kernel, stored or emitted again; nothing is compiled.
+
+    Raises StoreError when the stored one is damaged or this version does not emit the text that
+    ran.
+    """
+    if store.has_kernel(record.cubin_key):
+        return store.kernel(record.cubin_key).source
+    sketches, what = dict(store.spec.sketches), _called(store, record)
+    if record.sketch not in sketches:  # a model gave it to the run
+        told = [n.as_dict() for n in store.replay().notes if n.topic == "sketch"]
+        sketches |= {str(v.get("name")): str(v.get("text")) for v in told}
     if record.sketch not in sketches:
         raise StoreError(f"{what} is of a sketch {record.sketch!r} that the run does not hold")
     try:
         program = bind(parse(sketches[record.sketch]), record.problem, record.point)
-        source = translate(program, record.problem, gpu)
-        if source.digest != record.source_digest:
-            raise StoreError(f"{what} is another text in this version; export with that of the run")
-        return StoredKernel(source, nvrtc.compile_source(source, gpu.arch))
+        source = translate(program, record.problem, gpu_named(store.spec.gpu))
     except CodegenError as error:
         raise StoreError(f"{what} cannot be built again: {error}") from None
+    if source.digest != record.source_digest:
+        raise StoreError(f"{what} is another text in this version; export with that of the run")
+    return source
+
+
+def _called(store: RunStore, record: TrialRecord) -> str:
+    return f"{store.path}: trial {record.index}, whose kernel was not kept,"

@@ -108,6 +108,22 @@ Outcome = Measured | Rejected | Broken
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """The user's PyTorch function that a run's kernels must agree with, not plain attention."""
+
+    path: str  #: of its file, absolute
+    function: str
+    digest: str  #: SHA-256 of the file, hex
+    #: numbers that the function takes by keyword and the sketches by Param, by name
+    scalars: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What messages call it: FILE.py:function."""
+        return f"{self.path.rpartition('/')[2]}:{self.function}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpec:
     """What the user asked for, complete: a run can be repeated from it."""
 
@@ -129,6 +145,8 @@ class RunSpec:
     model: str = ""
     #: which proposers a comparison allows this run: llm, search, assisted, random; all when empty
     arm: str = ""
+    #: what kernels are checked against; plain attention for None
+    reference: Reference | None = None
     phase: Phase = Phase.PREFILL
     #: keys in a page of the cache of a decode run, 0 for a cache in one piece
     page: int = 0

@@ -19,12 +19,13 @@ from runs.findings import (
     peers_of,
     rate_tflops,
 )
-from runs.record import Basis, Finalist, Measured, RunSpec, Timing
+from runs.rebuild import source_of
+from runs.record import Basis, Finalist, Measured, RunSpec
+from runs.report_shapes import problem_name, shape_name, shapes_table, short
 from runs.store import Replay, RunStore
 from runs.svg import Bar, Line, bar_chart, line_chart
 from runs.templates.report_page import definitions, facts, folded, page, section, table
 from space.gpu import GpuSpec, gpu_named
-from space.params import Point
 from space.variant import Problem, Shape, problems_of
 
 FORMULA = (
@@ -80,6 +81,7 @@ def report(store: RunStore, talks: Sequence[Talk] = ()) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<div class="sub">{escape(spec.run_id)} · {spec.dtype} · {_ending(replay)}</div>',
         _predicted_banner(run),
+        _reference_note(spec),
         _figures(run),
         section("Best so far", _curves(run), "curves"),
         section("Each shape", shapes_table(spec, gpu, winners, run.finalists), "shapes"),
@@ -94,114 +96,6 @@ def report(store: RunStore, talks: Sequence[Talk] = ()) -> str:
     return page(f"{title} · {spec.run_id}", "".join(parts))
 
 
-def shape_name(shape: Shape) -> str:
-    """Return a shape in words: `B4 H16/16 2048×2048 D192/128 causal`."""
-    dims = str(shape.head_dim)
-    if shape.head_dim != shape.head_dim_v:
-        dims += f"/{shape.head_dim_v}"
-    mask = "causal" if shape.causal else "full"
-    return (
-        f"B{shape.batch} H{shape.heads}/{shape.kv_heads} {shape.seqlen_q}×{shape.seqlen_k} "
-        f"D{dims} {mask}"
-    )
-
-
-def problem_name(problem: Problem) -> str:
-    """Return a problem in words: `D192/128 causal`."""
-    dims = str(problem.head_dim)
-    if problem.head_dim != problem.head_dim_v:
-        dims += f"/{problem.head_dim_v}"
-    return f"D{dims} {'causal' if problem.causal else 'full'}"
-
-
-def shapes_table(
-    spec: RunSpec,
-    gpu: GpuSpec,
-    winners: Sequence[Winner],
-    finalists: Sequence[Finalist],
-    linked: bool = True,
-) -> str:
-    """Return the table of the chosen kernel and every peer, a row for each shape.
-
-    With `linked` each kernel leads to its program on the same page.
-    """
-    predicted = spec.measure is Basis.PREDICTED
-    columns = ["shape", "µs", "interval", "TFLOP/s", "of ceiling", "peers", "speed", "error", "by"]
-    if not any(f.trial is None for f in finalists):
-        columns = [c for c in columns if c not in ("peers", "speed")]
-    if predicted:
-        columns.remove("error")
-    by_shape = {w.shape: w for w in winners}
-    cells = [
-        _shape_cells(spec, gpu, s, by_shape.get(s), peers_of(finalists, s)) for s in spec.shapes
-    ]
-    if not linked:
-        columns.remove("by")
-    titles = {
-        "µs": "predicted µs" if predicted else "µs",
-        "peers": "peers, µs",
-        "speed": "speed ÷ best peer",
-        "error": "error ÷ plain",
-        "by": "kernel",
-    }
-    head = [(titles.get(c, c), "shape" if c == "shape" else "n") for c in columns]
-    rows = [[of_shape.get(c, "–") for c in columns] for of_shape in cells]
-    note = (
-        "Times come from the search alone: the run was not finished."
-        if winners and not predicted and not all(w.final for w in winners)
-        else ""
-    )
-    return (f'<p class="quiet">{note}</p>' if note else "") + table(head, rows)
-
-
-def _shape_cells(
-    spec: RunSpec, gpu: GpuSpec, shape: Shape, w: Winner | None, peers: Sequence[Finalist]
-) -> dict[str, str]:
-    """Return what the table says of a shape, by column."""
-    cells = {"shape": escape(shape_name(shape))}
-    if peers:
-        beside = "<br>".join(
-            f"<small>{escape(p.name)}</small> {_us(p.timing.median_us)}" for p in peers
-        )
-        cells["peers"] = f"<span>{beside}</span>"
-    if w is None:
-        return cells | {"by": "no right kernel"}
-    t = w.timing
-    rate = rate_tflops(shape, t.median_us)
-    cells |= {
-        "µs": _us(t.median_us),
-        "interval": f"{_us(t.low_us)}–{_us(t.high_us)}",
-        "TFLOP/s": f"{rate:.0f}",
-        "of ceiling": f"{rate / ceiling_tflops(shape, spec.dtype, gpu):.0%}",
-        "by": f'<span><a href="#trial-{w.record.index}">trial {w.record.index}</a> '
-        f"<small>{escape(w.record.origin)}</small></span>",
-    }
-    if peers:
-        cells["speed"] = _against(peers, t)
-    if isinstance(w.record.outcome, Measured) and w.record.outcome.error_ratio is not None:
-        cells["error"] = f"{w.record.outcome.error_ratio:.2f}"
-    return cells
-
-
-def short(point: Point) -> str:
-    """Return a point as `BM=128 BN=64 ...`."""
-    return " ".join(f"{name}={value}" for name, value in point.items)
-
-
-def _against(peers: Sequence[Finalist], timing: Timing) -> str:
-    if not peers:
-        return "–"
-    best = peers[0].timing
-    ratio = best.median_us / timing.median_us
-    apart = best.high_us < timing.low_us or timing.high_us < best.low_us
-    kind = ("good" if ratio > 1 else "bad") if apart else ""
-    return f'<span class="{kind}">{ratio:.3f}</span>' + ("" if apart else " <small>tie</small>")
-
-
-def _us(us: float) -> str:
-    return f"{us:,.0f}" if us >= 1000 else f"{us:.1f}" if us >= 10 else f"{us:.2f}"
-
-
 def _ending(replay: Replay) -> str:
     end = replay.finished
     return escape(f"ended: {end.reason}" if end is not None else "not finished")
@@ -213,6 +107,17 @@ def _predicted_banner(run: _Run) -> str:
     return (
         f'<div class="banner">Predicted: no {escape(run.gpu.title)} was there. Kernels were '
         "compiled for it and ranked by an analytic model; no time on this page was measured.</div>"
+    )
+
+
+def _reference_note(spec: RunSpec) -> str:
+    if (r := spec.reference) is None:
+        return ""
+    numbers = ", ".join(f"{n} = {x:g}" for n, x in r.scalars)
+    given = f" with {numbers}" if numbers else ""
+    return (
+        f"<p>Kernels compute <code>{escape(r.name)}</code>{escape(given)} and were checked "
+        "against it. TFLOP/s count the two products of plain attention.</p>"
     )
 
 
@@ -378,7 +283,7 @@ def _sources(run: _Run) -> str:
             f"<small>{escape(short(record.point))}</small>"
         )
         try:
-            cuda = run.store.kernel(record.cubin_key).source.text
+            cuda = source_of(run.store, record).text
         except StoreError as error:
             cuda = f"// {error}"
         used = "; ".join(
@@ -389,7 +294,7 @@ def _sources(run: _Run) -> str:
             f'<p class="quiet">Best for {escape(shapes)}. {escape(used)}'
             f"{', ' if used else ''}{record.smem_bytes:,} bytes of shared memory.</p>"
             f'<div class="source"><div><h3>TL: {escape(record.sketch)}</h3>'
-            f"<pre>{escape(texts.get(record.sketch, ''))}</pre></div>"
+            f'<pre class="wrap">{escape(texts.get(record.sketch, ""))}</pre></div>'
             f"<div><h3>CuTe</h3><pre>{escape(cuda)}</pre></div></div>"
         )
         parts.append(folded(summary, body, opened=not parts))
@@ -416,6 +321,8 @@ def _protocol(run: _Run) -> str:
         ("dtype", f"{spec.dtype}, sums in f32"), ("budget", f"{spec.budget} distinct programs"),
         ("seed", str(spec.seed)), ("proposer", spec.proposer), ("back end", spec.backend),
         ("formula", FORMULA),
+        *([("function", f"{r.path}:{r.function}, SHA-256 {r.digest}")]
+          if (r := spec.reference) is not None else []),
     ]  # fmt: skip
     topics: dict[str, list[tuple[str, str]]] = {}
     for note in run.replay.notes:

@@ -9,6 +9,7 @@ from html import escape
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 40
+THINNEST, WIDEST, FEW = 2.2, 5.0, 4  #: of curves, in pixels; more than FEW are all thin
 COLOURS = 8  #: classes c0 ... c7 of the style sheet
 
 
@@ -56,7 +57,8 @@ def line_chart(lines: Sequence[Line], x_title: str, y_title: str, from_zero: boo
     y_high = max(ys)
     y_low = 0.0 if from_zero else min(ys)
     if y_high <= y_low:
-        y_high = y_low + (abs(y_low) * 0.1 or 1.0)
+        half = abs(y_low) * 0.05 or 0.5
+        y_low, y_high = (y_low if from_zero else y_low - half), y_high + half
     room = (y_high - y_low) * 0.06
     y_high += room
     y_low -= 0.0 if from_zero else room
@@ -78,7 +80,7 @@ def line_chart(lines: Sequence[Line], x_title: str, y_title: str, from_zero: boo
         colour = f"c{n % COLOURS}"
         if line.band:
             parts.append(_band(line, colour, px, py))
-        parts.append(_steps(line, colour, px, py, x_high))
+        parts.append(_steps(line, colour, px, py, x_high, _width(n, len(lines))))
     parts.append(_text(WIDTH - RIGHT, HEIGHT - 6, x_title, "end"))
     parts.append("</svg>")
     return "".join(parts) + legend([line.name for line in lines])
@@ -150,7 +152,14 @@ def _whisker(low: float, high: float, y: float) -> str:
     return f"M{low:.1f} {y - 4:.1f}v8M{low:.1f} {y:.1f}H{high:.1f}M{high:.1f} {y - 4:.1f}v8"
 
 
-def _steps(line: Line, colour: str, px: object, py: object, x_high: float) -> str:
+def _width(place: int, count: int) -> float:
+    """Width of a curve: of a few, those that lie below others are wider and stay visible."""
+    if not 1 < count <= FEW:
+        return THINNEST
+    return WIDEST - (WIDEST - THINNEST) * place / (count - 1)
+
+
+def _steps(line: Line, colour: str, px: object, py: object, x_high: float, width: float) -> str:
     assert callable(px) and callable(py)
     if not line.points:
         return ""
@@ -161,7 +170,8 @@ def _steps(line: Line, colour: str, px: object, py: object, x_high: float) -> st
     last = line.points[-1][0]
     tail = f'<path class="line {colour} after" d="M{px(last):.1f} {py(y):.1f}H{px(x_high):.1f}"/>'
     dot = f'<circle class="dot {colour}" cx="{px(last):.1f}" cy="{py(y):.1f}" r="3"/>'
-    return f'<path class="line {colour}" d="{path}"/>' + (tail if last < x_high else "") + dot
+    drawn = f'<path class="line {colour}" style="stroke-width:{width:.1f}px" d="{path}"/>'
+    return drawn + (tail if last < x_high else "") + dot
 
 
 def _band(line: Line, colour: str, px: object, py: object) -> str:

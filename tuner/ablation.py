@@ -21,6 +21,7 @@ from space.params import Point
 from space.variant import Shape, flops
 from tuner.errors import UsageError
 from tuner.job import Built, CompileJob, Entry, FinalsJob, FinalsResult
+from tuner.reference import answers_of
 
 NEAREST = 3  #: other choices of a parameter that are tried, nearest first
 ROUNDS = 15
@@ -112,9 +113,12 @@ def effects(
     legal = _legal(spec, winner, gpu)
     text = dict(spec.sketches)[winner.sketch]
     tried = list(changes(legal, winner.point))
+    answers = answers_of(spec.reference, winner.problem)
 
     def submit(point: Point) -> Future[Built | Rejected | Broken]:
-        return compiles.submit(CompileJob(text, winner.problem, point, gpu.name, arch))
+        return compiles.submit(
+            CompileJob(text, winner.problem, point, gpu.name, arch, answers=answers)
+        )
 
     futures = [submit(winner.point), *(submit(c.point) for c in tried)]
     built = [f.result() for f in futures]
@@ -123,7 +127,8 @@ def effects(
         for k, b in enumerate(built)
         if isinstance(b, Built)
     )
-    job = FinalsJob(winner.problem, entries, (shape,), spec.seed, ROUNDS, with_peers=False)
+    job = FinalsJob(winner.problem, entries, (shape,), spec.seed, ROUNDS, with_peers=False,
+                    reference=spec.reference)  # fmt: skip
     result = judges.finals(job).result()
     rates = {
         f.trial: flops(shape) / f.timing.median_us / 1e6

@@ -6,6 +6,7 @@ Runs in a compile process that sees no GPU; what a text shares with other points
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 from codegen import cute, nvrtc
 from codegen.errors import CompileError, PlanError, TLError, ToolchainMissing
@@ -17,7 +18,6 @@ from codegen.tl.bind import bind
 from runs.record import Broken, Rejected, Stage, TrialClass
 from space.constraints import is_hopper
 from space.gpu import GpuSpec, gpu_named
-from space.params import Point
 from space.variant import Problem
 from tuner.evaluate import gate
 from tuner.job import Built, CompileJob
@@ -35,7 +35,7 @@ def build(job: CompileJob) -> Built | Rejected | Broken:
         program = bind(sketch, job.problem, job.point)
     except TLError as error:
         return Rejected(TrialClass.INVALID_PROPOSAL, Stage.BIND, str(error))
-    if (wrong := _gate(job.sketch_text, job.problem, job.point, program)) is not None:
+    if (wrong := _gate(job, program)) is not None:
         return Rejected(TrialClass.WRONG_OUTPUT, Stage.CHECK, wrong)
     gpu = gpu_named(job.gpu_name)
     try:
@@ -83,14 +83,15 @@ def _parse(text: str) -> Sketch:
     return parser.parse(text)
 
 
-_gated: dict[tuple[str, Problem, int, int], str | None] = {}
+_gated: dict[tuple[str, Problem, int, int, Path | None], str | None] = {}
 
 
-def _gate(text: str, problem: Problem, point: Point, program: Program) -> str | None:
+def _gate(job: CompileJob, program: Program) -> str | None:
     """The interpreter's verdict; schedule parameters do not change it, so it is kept by tile."""
-    key = text, problem, point.get("BM", 0), point.get("BN", 0)
+    point = job.point
+    key = job.sketch_text, job.problem, point.get("BM", 0), point.get("BN", 0), job.answers
     if key not in _gated:
-        _gated[key] = gate.fault(program, problem)
+        _gated[key] = gate.fault(program, job.problem, job.answers)
     return _gated[key]
 
 

@@ -40,6 +40,14 @@ PageSize = Annotated[
     int | None, typer.Option(help="Decode: keys in a page of the cache; 0 = not paged.")
 ]
 
+Function = Annotated[
+    str | None,
+    typer.Option(help="FILE.py:function of q, k, v that kernels must agree with."),
+]
+Scalars = Annotated[
+    list[str] | None, typer.Option(help="NAME=NUMBER of the reference, compiled in.")
+]
+
 
 @app.callback()
 def main_job(
@@ -73,6 +81,8 @@ def main_job(
         list[str] | None, typer.Option(help="MODEL=IN,OUT: cost of a million tokens.")
     ] = None,
     sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
+    reference: Function = None,
+    scalar: Scalars = None,
     measure: Annotated[
         str, typer.Option(help="auto, device (time on the GPU) or model (predict).")
     ] = "auto",
@@ -92,7 +102,7 @@ def main_job(
     options = Options(
         variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, minutes, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()), page_size,
+        max_cost, tuple(price or ()), page_size, reference, tuple(scalar or ()),
     )  # fmt: skip
     from tuner.session import tune
     from tuner.view import View
@@ -111,15 +121,45 @@ def main_job(
 
 @app.command()
 def sketch(
+    context: typer.Context,
     variant: Annotated[str, typer.Option(help="mha, gqa, mqa or mla.")],
-    causal: Annotated[bool, typer.Option("--causal/--no-causal")] = False,
+    causal: Annotated[bool | None, typer.Option("--causal/--no-causal")] = None,
     name: Annotated[str | None, typer.Option(help="Which built-in sketch.")] = None,
     phase: PhaseName = None,
+    gpu: Gpu = None,
+    dtype: Dtype = None,
+    shapes: Annotated[list[str] | None, typer.Option(help="What the sketch is for.")] = None,
+    reference: Function = None,
+    scalar: Scalars = None,
+    proposer: Annotated[str | None, typer.Option(help="openai or batch:DIR: ask a model.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that is asked.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="A compatible endpoint.")] = None,
+    way: Annotated[str, typer.Option(help="sketch, two-stage or one-step.")] = "sketch",
+    samples: Annotated[int, typer.Option(help="Programs asked for; the first right one.")] = 1,
+    words: Annotated[str, typer.Option(help="What the kernel is to compute, for a model.")] = "",
+    runs_dir: Annotated[Path, typer.Option(help="Where the exchanges go.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None,
 ) -> None:
-    """Print a built-in TL sketch."""
-    from tuner.commands.tl import sketch_text
+    """Print a TL sketch: a built-in one, or with --proposer one that a model writes."""
+    options = Options(
+        variant, gpu, phase=phase, dtype=dtype, causal=causal, shapes=tuple(shapes or ()),
+        proposer=proposer, measure="model", runs_dir=runs_dir, model=model, base_url=base_url,
+        reference=reference, scalars=tuple(scalar or ()), workers="1",
+    )  # fmt: skip
+    from tuner.commands.sketch import sketch_for
 
-    typer.echo(sketch_text(variant, causal, name, phase).rstrip("\n"))
+    machine = context.obj["machine"]
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    text = sketch_for(options, name, way, samples, words, machine, say)
+    if out is None:
+        typer.echo(text.rstrip("\n"))
+    else:
+        from tuner.commands.report import write_page
+
+        typer.echo(f"sketch {write_page(out, text)}")
 
 
 @app.command()
@@ -219,10 +259,17 @@ def compare(
         list[str] | None, typer.Option(help="MODEL=IN,OUT: cost of a million tokens.")
     ] = None,
     sketch: Annotated[Path | None, typer.Option(help="Search this TL sketch.")] = None,
+    reference: Function = None,
+    scalar: Scalars = None,
     measure: Annotated[str, typer.Option(help="auto, device or model.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="The first seed; default 0.")] = None,
     workers: Annotated[str | None, typer.Option(help="Compile processes.")] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where its folder goes.")] = Path("runs"),
+    ways: Annotated[
+        str | None, typer.Option(help="sketch, two-stage, one-step: pass@k of a model's programs.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="With --ways: programs of each way.")] = 10,
+    repairs: Annotated[int, typer.Option(help="With --ways: repairs of each program.")] = 0,
     resume: Annotated[Path | None, typer.Option(help="Go on with this comparison.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -232,8 +279,13 @@ def compare(
     options = Options(
         variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
         measure, None, seed, workers, runs_dir, resume, json, model, base_url, max_tokens,
-        max_cost, tuple(price or ()), page_size,
+        max_cost, tuple(price or ()), page_size, reference, tuple(scalar or ()),
     )  # fmt: skip
+    from tuner.commands.ways import is_ways, run_ways
+
+    if ways is not None or (resume is not None and is_ways(resume)):
+        run_ways(options, ways or "", samples, repairs, context.obj["machine"]())
+        return
     run_compare(options, arms, seeds, context.obj["machine"]())
 
 

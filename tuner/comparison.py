@@ -14,7 +14,7 @@ from rich.table import Table
 from runs.export import winners_of
 from runs.findings import peers_of
 from runs.record import Basis, Finalist
-from runs.report import shape_name, shapes_table
+from runs.report_shapes import shape_name, shapes_table
 from runs.svg import Line, line_chart
 from runs.templates.report_page import definitions, facts, page, section, table
 from space.gpu import gpu_named

@@ -18,6 +18,8 @@ from space.variant import Problem, SpaceError
 from tuner.errors import UsageError
 from tuner.lanes import Lane, drop_weak, lanes_of
 from tuner.loop import Journal
+from tuner.reference import function_text
+from tuner.reference_sketches import completed
 from tuner.sketches import sketched_spaces
 
 STALL = 12  #: trials of a lane without a better one before the model is asked again
@@ -47,6 +49,7 @@ class ModelGuide:
         self._advisor = model.advisor
         self._journal = journal
         self._say = say
+        self._function = "" if spec.reference is None else function_text(spec.reference)
         self.peers: tuple[Finalist, ...] = ()
         self._asked_at: dict[tuple[str, str], int] = {}
         self._mended: set[str] = set()
@@ -113,7 +116,7 @@ class ModelGuide:
 
     def _task(self, problem: Problem) -> Task:
         shapes = tuple(s for s in self._spec.shapes if problem.serves(s))
-        return Task(problem, self._gpu, shapes)
+        return Task(problem, self._gpu, shapes, reference=self._function)
 
     def _is_stalled(self, lane: Lane) -> bool:
         since = max(lane.improved_at, self._asked_at.get(_key(lane), 0))
@@ -153,13 +156,15 @@ class ModelGuide:
 
     def _take_sketch(self, sketch: Sketch, lanes: list[Lane]) -> None:
         """Add a lane of the sketch for every problem under its mask."""
-        if any((lane.sketch, lane.text) == (sketch.name, sketch.text) for lane in lanes):
-            return  # an earlier part of the run took it in
-        name = sketch.name
-        while any(lane.sketch == name for lane in lanes):
-            name += "-mended"
-        spec = replace(self._spec, sketches=((name, sketch.text),))
+        text, name = sketch.text, sketch.name
         try:
+            if self._spec.reference is not None:
+                text = completed(text, self._spec, self._spec.reference)
+            if any((lane.sketch, lane.text) == (name, text) for lane in lanes):
+                return  # an earlier part of the run took it in
+            while any(lane.sketch == name for lane in lanes):
+                name += "-mended"
+            spec = replace(self._spec, sketches=((name, text),))
             found = lanes_of(spec, self._gpu, sketched_spaces(spec, self._gpu))
         except (UsageError, SpaceError, TLError) as error:
             self._tell(f"{name} of the model is not searched: {error}")
@@ -168,7 +173,7 @@ class ModelGuide:
         if not new:
             self._tell(f"{name} of the model is not searched: no configuration of it is legal")
             return
-        self._note("sketch", name=name, text=sketch.text)
+        self._note("sketch", name=name, text=text)
         self._say(f"{name} of the model is searched too, for {len(new)} problems")
         lanes += new
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from codegen.kernel import Cubin, KernelSource
-from runs.record import Finalist, Note, Outcome, Rejected
+from runs.record import Finalist, Note, Outcome, Reference, Rejected
 from space.params import Point
 from space.variant import Problem, Shape
 
@@ -40,10 +40,11 @@ class EvalJob:
     limit_s: float = 30.0
     #: best median known on each shape: a hopeless candidate is not timed further
     best_us: tuple[tuple[Shape, float], ...] = ()
+    reference: Reference | None = None  #: what it must agree with; plain attention for None
 
     def run(self, bench: Bench) -> Outcome:
         """See `Judge.judge`."""
-        return bench.judge.judge(
+        return bench.judge_of(self.reference, self.problem).judge(
             self.problem, self.source, self.image, self.shapes, self.seed, dict(self.best_us)
         )
 
@@ -56,10 +57,13 @@ class KernelCanary:
     source: KernelSource
     image: bytes
     limit_s: float = 30.0
+    reference: Reference | None = None
 
     def run(self, bench: Bench) -> bool:
         """Return whether it is right now."""
-        return bench.judge.canary(self.problem, self.source, self.image)
+        return bench.judge_of(self.reference, self.problem).canary(
+            self.problem, self.source, self.image
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class FinalsJob:
     rounds: int = 25
     with_peers: bool = True
     limit_s: float = 240.0
+    reference: Reference | None = None
 
     def run(self, bench: Bench) -> FinalsResult:
         """See `run_finals`."""
@@ -137,8 +142,9 @@ class FinalsJob:
         from tuner.evaluate.peers import peers
 
         chosen = peers() if self.with_peers else {}
+        judge = bench.judge_of(self.reference, self.problem)
         result = run_finals(
-            bench.judge, self.problem, self.entries, self.shapes, self.seed, chosen, self.rounds,
+            judge, self.problem, self.entries, self.shapes, self.seed, chosen, self.rounds,
             bench.meter,
         )  # fmt: skip
         return replace(result, conditions=str(bench.meter.read() or ""))
@@ -186,6 +192,7 @@ class CompileJob:
     arch: str  #: what to compile for: `sm_89`, or `sm_90a` to run older code on a Hopper card
     cache: Path | None = None
     limit_s: float = 60.0
+    answers: Path | None = None  #: of the run's reference, for the interpreter's gate
 
 
 @dataclass(frozen=True, slots=True)

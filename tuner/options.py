@@ -57,6 +57,8 @@ class Options:
     max_cost: float | None = None
     prices: tuple[str, ...] = ()
     page_size: int | None = None
+    reference: str | None = None
+    scalars: tuple[str, ...] = ()
 
 
 def gpu_of(options: Options, devices: tuple[str, ...]) -> GpuSpec:
@@ -99,6 +101,11 @@ def check_common(options: Options) -> None:
     _check_text("--model", options.model)
     _check_text("--proposer", options.proposer)
     _check_proposer(options)
+    if options.scalars and options.reference is None:
+        raise UsageError(
+            "--scalar goes with --reference: without one, kernels are checked against plain "
+            "attention, which takes no number but its scale"
+        )
     backend_named(options.backend)
     _check_whole("--budget", options.budget, 1, "at least 1")
     if options.minutes is not None and not 0 < options.minutes < float("inf"):

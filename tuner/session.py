@@ -50,6 +50,7 @@ from tuner.options import (
     spec_of,
     workers_of,
 )
+from tuner.reference import check_unchanged, examine
 from tuner.sketches import sketched_spaces, with_builtin_sketches, with_user_sketch
 from tuner.view import View
 
@@ -104,6 +105,11 @@ def _begin(options: Options, view: View, machine: Machine) -> None:
     if basis is Basis.PREDICTED and options.measure == "auto":
         here = ", ".join(machine.devices) or "no GPU"
         view.note(f"no {gpu.title} here ({here}): times are predicted, not measured")
+    if spec.reference is not None:
+        view.note(
+            f"kernels are checked against {spec.reference.name}; TFLOP/s and predictions count "
+            f"what plain attention computes"
+        )
     with (
         closing(_workshop(machine, spec, gpu, options)) as bench,
         RunStore.create(options.runs_dir, spec) as store,
@@ -114,6 +120,10 @@ def _begin(options: Options, view: View, machine: Machine) -> None:
 
 def with_sketches(spec: RunSpec, options: Options) -> RunSpec:
     """Return `spec` with the user's sketch, or the built-in ones. Raises UsageError, TLError."""
+    if options.reference is not None:
+        from tuner.reference_sketches import with_reference
+
+        return with_reference(spec, options)
     if options.sketch is not None:
         return with_user_sketch(spec, options.sketch, options.causal)
     return with_builtin_sketches(spec)
@@ -124,6 +134,9 @@ def _resume(options: Options, view: View, machine: Machine) -> None:
     _refuse_changes(options)
     with RunStore.open(options.resume, write=True) as store:
         spec = _renewed(store.spec, options)
+        if spec.reference is not None:
+            check_unchanged(spec.reference, options.resume)
+            examine(spec)
         gpu = gpu_named(spec.gpu)
         present = device_index(gpu, machine.devices) is not None
         if spec.measure is Basis.MEASURED and not present:
@@ -188,8 +201,8 @@ def _go(
     history = store.replay().history
     # the model is asked first of all: what it says comes while peers and first trials run
     # in decode the parts that a model could write otherwise are fixed: it is asked for points alone
-    sketches = options.sketch is None and spec.phase is Phase.PREFILL
-    guide = guided(store, spec, lanes, options, view.note, sketches)
+    asks = options.sketch is None and spec.phase is Phase.PREFILL
+    guide = guided(store, spec, lanes, options, view.note, sketches=asks)
     try:
         for note in bench.facts():
             store.append(note)
@@ -324,12 +337,14 @@ def _refuse_changes(options: Options) -> None:
     """Raise UsageError when --resume comes with an option that the run itself fixes."""
     fixed = (
         "variant", "gpu", "dtype", "causal", "sketch", "seed", "proposer", "phase", "backend",
-        "model", "page_size",
+        "model", "page_size", "reference",
     )  # fmt: skip
     for name in fixed:
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             raise UsageError(f"--resume takes {flag} from the run; leave --{flag} out")
+    if options.scalars:
+        raise UsageError("--resume takes scalars from the run; leave --scalar out")
     if options.shapes:
         raise UsageError("--resume takes shapes from the run; leave --shapes out")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runs.export import FILES, TEMPLATES, winners_of
 from runs.files import read_regular
+from runs.record import Reference
 from runs.store import RunStore
 from runs.templates import manifest as manifests
 from space.variant import Phase, Problem, Shape, dtype_named
@@ -29,6 +30,7 @@ class Subject:
     #: the cubin's key in a run, the kernel's name in an exported folder
     kernel: str
     exported: bool
+    reference: Reference | None = None  #: what it must agree with; plain attention for None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def _of_run(folder: Path) -> tuple[Subject, ...]:
             Subject(
                 f"{record.problem.key} trial {index}", store.spec.gpu, record.problem,
                 tuple(w.shape for w in mine), folder, record.cubin_key, exported=False,
+                reference=store.spec.reference,
             )
         )  # fmt: skip
     return tuple(found)
@@ -79,8 +82,13 @@ def _of_export(folder: Path) -> tuple[Subject, ...]:
         manifest = manifests.read(folder)
         for entry in manifest.kernels.values():
             entry.image()
+        functions = manifests.functions(folder)
     except manifests.ManifestError as error:
         raise UsageError(str(error)) from None
+    if functions:
+        raise UsageError(
+            f"{folder} computes {functions[0]}, whose text is not in it; verify the run it is from"
+        )
     found = []
     for name in manifest.kernels:
         keys = [key for key, kernel in manifest.shapes.items() if kernel == name]

@@ -18,6 +18,7 @@ from tuner.devices import device_names
 from tuner.errors import MachineError, UsageError
 from tuner.job import DeviceCanary
 from tuner.options import device_index
+from tuner.reference import check_unchanged
 from tuner.sanitizer import INSTALL, Finding, State, installed, sanitize
 from tuner.subjects import Subject, Verified, subjects_of
 from tuner.worker import JobFailed, Worker, WorkerLost, WorkerUnavailable
@@ -48,7 +49,8 @@ class VerifyJob:
             prepare = loaded(s, bench.device)
         except LaunchError as error:
             return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, str(error))
-        return examine(bench.judge, prepare, s.problem, s.shapes, self.seed)
+        judge = bench.judge_of(s.reference, s.problem)
+        return examine(judge, prepare, s.problem, s.shapes, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ def plan(
     if sanitizer not in SANITIZER:
         raise UsageError(f"--sanitizer {sanitizer!r}: auto, yes or no is wanted")
     subjects = subjects_of(target)
+    for reference in {s.reference for s in subjects if s.reference is not None}:
+        check_unchanged(reference, target)
     names = device_names() if devices is None else devices
     found = []
     for gpu in (gpu_named(s.gpu) for s in subjects):

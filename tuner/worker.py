@@ -261,7 +261,7 @@ class Supervisor:
         except WorkerLost as lost:
             return self._blame(lost)
         if isinstance(outcome, Measured):
-            self._canary = KernelCanary(job.problem, job.source, job.image)
+            self._canary = KernelCanary(job.problem, job.source, job.image, reference=job.reference)
         return outcome
 
     def _blame(self, lost: WorkerLost) -> Rejected | Broken:

@@ -19,6 +19,7 @@ from runs.record import (
     Measured,
     Note,
     Outcome,
+    Reference,
     Rejected,
     RunSpec,
     Scalar,
@@ -36,6 +37,7 @@ from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJ
 from tuner.lanes import Candidate
 from tuner.phases import problems_in
 from tuner.pools import CompilePool, Compiles, GpuPool, Judges
+from tuner.reference import answers_of
 from tuner.session import Machine, Workshop
 from tuner.worker import JobFailed, WorkerLost, WorkerUnavailable
 
@@ -43,6 +45,7 @@ T = TypeVar("T")
 
 AHEAD = 2  #: candidates in flight beyond the compile processes, so that the GPU never waits
 TRIAL_S = 15.0  #: time limit of a trial: so much, and what its shapes are worth
+REFERENCE_S = 60.0  #: and so much for the answers of a user's function
 LAUNCHES = 200  #: of each shape at the hardware's peak: 10 at a twentieth of it
 MOST_WORKERS = 8
 DECODE_ROUNDS = 50  #: of the final timing of decode, whose launches take microseconds
@@ -67,29 +70,33 @@ def open_workshop(spec: RunSpec, gpu: GpuSpec, device: int | None, workers: int 
     nvrtc_version()
     cores = len(os.sched_getaffinity(0))
     if spec.measure is Basis.PREDICTED:
-        return ModelWorkshop(_builder(workers or cores, gpu), spec)
+        return ModelWorkshop(_builder(workers or cores, spec, gpu), spec)
     if device is None:
         raise MachineError(f"no {gpu.title} in this machine")
     # one core drives the GPU, one the search; past MOST_WORKERS compiling is never what waits
     workers = workers or max(1, min(cores - 2, MOST_WORKERS))
-    return DeviceWorkshop(_builder(workers, gpu), GpuPool([device]), spec)
+    return DeviceWorkshop(_builder(workers, spec, gpu), GpuPool([device]), spec)
 
 
-def _builder(workers: int, gpu: GpuSpec) -> Builder:
-    return Builder(CompilePool(workers), workers, gpu)
+def _builder(workers: int, spec: RunSpec, gpu: GpuSpec) -> Builder:
+    return Builder(CompilePool(workers), workers, gpu, spec.reference)
 
 
-def limit_s(shapes: Sequence[Shape], gpu: GpuSpec) -> float:
+def limit_s(shapes: Sequence[Shape], gpu: GpuSpec, reference: Reference | None = None) -> float:
     """Return the seconds after which a trial on `shapes` is killed as hung."""
     at_peak = sum(flops(shape) for shape in shapes) / (gpu.tensor_tflops * 1e12)
-    return TRIAL_S + LAUNCHES * at_peak
+    answers = 0.0 if reference is None else REFERENCE_S  # it may be examined in this trial
+    return TRIAL_S + LAUNCHES * at_peak + answers
 
 
 class Builder:
     """Turns candidates into compile jobs."""
 
-    def __init__(self, pool: Compiles, workers: int, gpu: GpuSpec) -> None:
+    def __init__(
+        self, pool: Compiles, workers: int, gpu: GpuSpec, reference: Reference | None = None
+    ) -> None:
         self.pool = pool
+        self.reference = reference
         self.gpu = gpu
         self.depth = workers + AHEAD
         self._cache = cubin_cache()
@@ -104,6 +111,7 @@ class Builder:
                 self.gpu.name,
                 self.gpu.arch,
                 self._cache,
+                answers=answers_of(self.reference, candidate.problem),
             )
         )
 
@@ -178,8 +186,9 @@ class DeviceWorkshop:
             built.cubin.image,
             shapes,
             self._spec.seed,
-            limit_s=limit_s(shapes, self._builder.gpu),
+            limit_s=limit_s(shapes, self._builder.gpu, self._spec.reference),
             best_us=known,
+            reference=self._spec.reference,
         )
         future = self._judges.submit(job)
         future.add_done_callback(self._keep_best)
@@ -200,6 +209,8 @@ class DeviceWorkshop:
 
     def peers(self, spec: RunSpec) -> PeerTimes:
         """Time the peers once, to show beside the search."""
+        if spec.reference is not None:  # what others ship is plain attention
+            return PeerTimes()
         found: list[Finalist] = []
         missing: dict[str, str] = {}
         for problem, shapes in _shapes_by_problem(spec):
@@ -263,7 +274,10 @@ class DeviceWorkshop:
             mine = [e for e in entries if e.record.problem == problem]
             if not mine:
                 continue
-            job = FinalsJob(problem, _loaded(store, mine), here, spec.seed)
+            job = FinalsJob(
+                problem, _loaded(store, mine), here, spec.seed,
+                with_peers=spec.reference is None, reference=spec.reference,
+            )  # fmt: skip
             if problem.phase is Phase.DECODE:
                 job = replace(job, rounds=DECODE_ROUNDS)
             found = _answer(self._judges.finals(job))

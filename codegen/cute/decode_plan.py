@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.cute.bias import uses_distance
 from codegen.cute.layout import Fragment, SharedLayout
 from codegen.cute.plan import (
     Buffer,
@@ -19,7 +20,7 @@ from codegen.cute.plan import (
     softmax_plans,
     swizzle_for,
 )
-from codegen.cute.structure import block_rows, loads, mask_kind, stores, used_scalars
+from codegen.cute.structure import bias_names, block_rows, loads, mask_kind, stores, used_scalars
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
@@ -67,6 +68,8 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
     Raises PlanError naming the limit that is broken.
     """
     kernel = program.kernels[0]
+    if bias_names(kernel.body) or uses_distance(kernel):
+        raise PlanError("a bias or alibi has no lowering in a decode kernel; leave it to prefill")
     warps, columns = program.param("warps", 4), program.param("column_warps", 1)
     rows = block_rows(kernel)
     if warps % columns or rows % (16 * (warps // columns)):
@@ -80,10 +83,10 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
     stages = program.param("stages", 1) if gpu.has_cp_async else 1
     looped = loop_plan(program, kernel, loop, stages)
     rows_tile = _rows_tile(kernel, before, loop)
-    if columns > 1:
-        _check_shared(loop, after)
     if any(m.window for m in looped.masks):
         raise PlanError("a window mask has no lowering in a decode kernel; leave it to prefill")
+    if columns > 1:
+        _check_shared(loop, after)
     point = Point(program.params)
     if columns > 1 and (torn := uneven_share(problem, point)) is not None:
         raise PlanError(torn)

@@ -6,7 +6,8 @@ from codegen.cute.decode_gemm import DecodeGemm
 from codegen.cute.decode_plan import DecodePlan
 from codegen.cute.decode_softmax import SharedSoftmax
 from codegen.cute.expressions import cxx
-from codegen.cute.plan import Buffer, LoopPlan, MaskPlan
+from codegen.cute.masks import MaskPlan
+from codegen.cute.plan import Buffer, LoopPlan
 from codegen.cute.pointwise import packed_row
 from codegen.cute.register_copies import element_row, fragment_of, tensor_of
 from codegen.cute.row_copies import Gathered

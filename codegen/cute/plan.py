@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from codegen.cute.expressions import cxx
+from codegen.cute.bias import without_bias_copies
 from codegen.cute.layout import Fragment, SharedLayout
+from codegen.cute.masks import POSITIONAL_MASKS, MaskPlan, masks_of
 from codegen.cute.pipeline import Pipeline, TileUse, schedule
 from codegen.cute.structure import (
     block_rows,
@@ -27,10 +28,6 @@ from codegen.tl import ast
 from space.gpu import GpuSpec
 from space.tiles import WARP
 from space.variant import Problem
-
-#: operators after which a masked score of minus infinity contributes nothing
-VANISH_AT_MINUS_INF = ("Softmax", "Exp", "Exp2", "Relu", "Sigmoid", "Gelu", "RowMax")
-POSITIONAL_MASKS = ("causal", "window", "padding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +56,6 @@ class SoftmaxPlan:
     threshold: int  #: log2 growth of the maximum before a rescale; 0 rescales always
     integer_max: bool  #: maxima of three by integer comparison; needs a threshold
     fma_share: int  #: one column of so many takes 2^x on the FMA pipes; 0 none
-
-
-@dataclass(frozen=True, slots=True)
-class MaskPlan:
-    """Which key positions of a score tile a block row may see."""
-
-    scores: str
-    causal: bool
-    window: tuple[str, str] | None  #: keys to the left and right of the diagonal, as C++
-    fill: str  #: what a masked score becomes
-    at: int  #: statement position in the loop before which it is applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +129,7 @@ def plan_kernel(
     program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: GpuSpec
 ) -> KernelPlan:
     """Plan one kernel of a bound program. Raises PlanError naming the limit that is broken."""
+    kernel = without_bias_copies(kernel)
     warps = program.param("warps", 4)
     body = kernel.body
     rows = block_rows(kernel)
@@ -278,58 +265,12 @@ def loop_plan(program: ast.Program, kernel: ast.Kernel, loop: ast.For, stages: i
         uses.append(TileUse(stmt.name, at, max(readers), stages))
     key_tiles = is_key_loop(loop)
     columns = number(loads(loop.body)[0].shape[0]) if key_tiles else 0
-    masks = tuple(_masks(kernel, loop)) if key_tiles else ()
+    masks = tuple(masks_of(loop)) if key_tiles else ()
     peel = bool(program.param("peel", 0)) and not any(m.window for m in masks)
     return LoopPlan(
         loop.var, key_tiles, columns, loop.hi, loop.lo, loop.body,
         schedule(tuple(uses)) if uses else None, masks, peel,
     )  # fmt: skip
-
-
-def _masks(kernel: ast.Kernel, loop: ast.For) -> list[MaskPlan]:
-    """Masks of the score tiles a loop computes; the tail past N is always masked."""
-    found: list[MaskPlan] = []
-    copied = {c.name for c in loads(loop.body)}
-    for at, stmt in enumerate(loop.body):
-        if not (isinstance(stmt, ast.Gemm) and stmt.b.name in copied and stmt.b.transposed):
-            continue
-        scores = stmt.out
-        if any(m.scores == scores for m in found):
-            continue
-        own = [
-            (k, s) for k, s in enumerate(loop.body)
-            if isinstance(s, ast.Custom) and s.op == "Mask" and s.name == scores
-            and mask_kind(s) in POSITIONAL_MASKS
-        ]  # fmt: skip
-        later = [s.op for s in loop.body if isinstance(s, ast.Custom) and s.name == scores]
-        vanish = next((op for op in later if op in VANISH_AT_MINUS_INF), None)
-        window = None
-        for _, s in own:
-            if mask_kind(s) == "window":
-                assert isinstance(s.args[0], ast.Call)
-                left, right = (cxx(a, {}) for a in s.args[0].args)
-                window = (left, right)
-        before = own[0][0] if own else _mask_position(loop.body, scores, at)
-        found.append(
-            MaskPlan(
-                scores,
-                any(mask_kind(s) == "causal" for _, s in own),
-                window,
-                "-INFINITY" if vanish else "0.f",
-                before,
-            )
-        )
-    return found
-
-
-def _mask_position(body: tuple[ast.Stmt, ...], scores: str, gemm_at: int) -> int:
-    """Where an unstated tail mask goes: before the first operator that maps minus infinity to 0."""
-    last_gemm = max(k for k, s in enumerate(body) if isinstance(s, ast.Gemm) and s.out == scores)
-    for k, s in enumerate(body):
-        own = k > last_gemm and isinstance(s, ast.Custom) and s.name == scores
-        if own and isinstance(s, ast.Custom) and s.op in VANISH_AT_MINUS_INF:
-            return k
-    return last_gemm + 1
 
 
 Layouts = list[tuple[str, SharedLayout, int]]

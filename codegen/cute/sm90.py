@@ -9,6 +9,7 @@ of its cluster, where blocks load tiles together.
 from __future__ import annotations
 
 from codegen.cute import cluster
+from codegen.cute.masks import tile_of
 from codegen.cute.sm90_consumer import Consumer
 from codegen.cute.sm90_plan import Ring, Sm90Plan
 from codegen.cute.sm90_writer import Sm90Writer
@@ -186,13 +187,15 @@ class _Emitter(Sm90Writer):
                 comment(out, stmt)
                 self._load(plan.ring(stmt.name), "row0", "head")
         copies = [s for s in plan.loop.body if isinstance(s, ast.Copy)]
+        tile = tile_of(plan.loop.masks, var, var)
+        before = tile_of(plan.loop.masks, var, f"({var} - 1)")
         if not plan.overlap:
             out.line("#pragma unroll 1")
             with out.block(f"for (int {var} = {var}_lo; {var} < {var}_hi; ++{var})"):
                 for stmt in copies:
                     comment(out, stmt)
                     ring = plan.ring(stmt.name)
-                    self._load(ring, f"{var} * {ring.rows}", "kv_head")
+                    self._load(ring, f"{tile} * {ring.rows}", "kv_head")
             return
         k_copy, v_copy = (next(s for s in copies if s.name == r.name) for r in (self.k, self.v))
         out.line("// in the order of use: the next tile's scores come before this tile's product")
@@ -200,10 +203,10 @@ class _Emitter(Sm90Writer):
         with out.block(f"for (int {var} = {var}_lo; {var} <= {var}_hi; ++{var})"):
             with out.block(f"if ({var} < {var}_hi)"):
                 comment(out, k_copy)
-                self._load(self.k, f"{var} * {self.k.rows}", "kv_head")
+                self._load(self.k, f"{tile} * {self.k.rows}", "kv_head")
             with out.block(f"if ({var} > {var}_lo)"):
                 comment(out, v_copy)
-                self._load(self.v, f"({var} - 1) * {self.v.rows}", "kv_head")
+                self._load(self.v, f"{before} * {self.v.rows}", "kv_head")
 
     def _load(self, ring: Ring, row: str, head: str) -> None:
         """Wait for a free slot and start TMA into it, panel by panel."""

@@ -6,8 +6,9 @@ follower with the same place in the fragment, so that the follower rescales and 
 
 from __future__ import annotations
 
+from codegen.cute.masks import MaskPlan
 from codegen.cute.panel import Panel
-from codegen.cute.plan import LoopPlan, MaskPlan
+from codegen.cute.plan import LoopPlan
 from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
 from codegen.cute.sm90_consumer import NoCopies, WgmmaStatements
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
@@ -249,8 +250,10 @@ class DecodeConsumer:
         touched = f"{var} >= {var}_full"
         if mask.window:
             first_query = f"(row0 + {WARPGROUP_ROWS} - 1) / group"
-            touched += f" || {var} * {plan.keys} < {first_query} + diagonal - {mask.window[0]}"
-            touched += f" || ({var} + 1) * {plan.keys} > row0 / group + diagonal + {mask.window[1]}"
+            touched += f" || {var} * {plan.keys} < {first_query} + diagonal - {mask.window.left}"
+            touched += (
+                f" || ({var} + 1) * {plan.keys} > row0 / group + diagonal + {mask.window.right}"
+            )
         with out.block(f"if ({touched})"), out.unrolled("r", 2):
             first = f"{var} * {plan.keys} + (lane & 3) * 2"
             ends = ["keys - 1"]
@@ -259,14 +262,14 @@ class DecodeConsumer:
             if mask.causal:
                 ends.append("query + diagonal")
             if mask.window:
-                ends.append(f"query + diagonal + {mask.window[1]}")
+                ends.append(f"query + diagonal + {mask.window.right}")
             last = ends[0]
             for end in ends[1:]:
                 last = f"min({last}, {end})"
             out.line(f"int const last = {last} - ({first});")
             test = "n * 8 + c > last"
             if mask.window:
-                out.line(f"int const first = query + diagonal - {mask.window[0]} - ({first});")
+                out.line(f"int const first = query + diagonal - {mask.window.left} - ({first});")
                 test += " || n * 8 + c < first"
             with out.unrolled("n", plan.keys // 8), out.unrolled("c", 2):
                 out.line(f"if ({test}) {mask.scores}[0][n][r * 2 + c] = {mask.fill};")

@@ -13,10 +13,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.cute.bias import uses_distance
 from codegen.cute.decode_protocol import Rings, check_decode_protocol
 from codegen.cute.layout import Fragment
+from codegen.cute.masks import has_sinks
 from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
-from codegen.cute.structure import block_rows, loads, number_columns, used_scalars, window_scalars
+from codegen.cute.structure import (
+    bias_names,
+    block_rows,
+    loads,
+    number_columns,
+    used_scalars,
+    window_scalars,
+)
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
@@ -33,6 +42,8 @@ from space.gpu import GpuSpec
 from space.hopper import REGISTERS_BY_ROLE, WARPGROUP_ROWS
 from space.params import Point
 from space.variant import Problem
+
+NOT_HERE = "has no lowering in a Hopper decode kernel; leave it to prefill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +139,11 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
     if rows != WARPGROUP_ROWS:
         raise PlanError(f"a Hopper decode kernel has {WARPGROUP_ROWS} packed rows, not {rows}")
     stages = program.param("stages")
+    if bias_names(kernel.body) or uses_distance(kernel):
+        raise PlanError(f"a bias or alibi {NOT_HERE}")
     loop = loop_plan(program, kernel, loops[0], stages=1)
+    if has_sinks(loop.masks):
+        raise PlanError(f"a window with sinks {NOT_HERE}")
     front, scores, product = _split(loop.body)
     wide = number_columns(kernel, product.out)
     parts, end = _parts(kernel, problem, scores, product, consumers, stages)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from codegen.cute.panel import CORE_ROWS, Panel
 from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
 from codegen.cute.protocol import check_protocol
-from codegen.cute.structure import block_rows, loads, number, stores, used_scalars
+from codegen.cute.structure import bias_names, block_rows, loads, number, stores, used_scalars
 from codegen.errors import PlanError
 from codegen.kernel import Arg, ArgKind, GridAxis
 from codegen.tl import ast
@@ -129,6 +129,10 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
     loops = [s for s in kernel.body if isinstance(s, ast.For)]
     if len(loops) != 1 or any(isinstance(s, ast.For) for s in loops[0].body):
         raise PlanError("the Hopper back end lowers one loop; use consumer_warpgroups = 0")
+    if biases := bias_names(kernel.body):
+        raise PlanError(
+            f"the Hopper back end reads no bias tensor ({min(biases)}); use --backend mma_sync"
+        )
     rows = block_rows(kernel)
     consumers = program.param("consumer_warpgroups")
     if rows != consumers * WARPGROUP_ROWS:

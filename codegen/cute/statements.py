@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from codegen.cute.bias import uses_distance
 from codegen.cute.copies import Source
 from codegen.cute.expressions import Environment, cxx
 from codegen.cute.gemm import GemmLowering, load_a_fragments
-from codegen.cute.plan import POSITIONAL_MASKS, Buffer, KernelPlan, LoopPlan, MaskPlan
+from codegen.cute.masks import POSITIONAL_MASKS, MaskPlan, has_sinks, tile_of, visible
+from codegen.cute.plan import Buffer, KernelPlan, LoopPlan
 from codegen.cute.register_copies import (
     RegisterCopies,
     element_row,
     fragment_of,
     tensor_of,
 )
+from codegen.cute.score_bias import add_bias
 from codegen.cute.softmax import SoftmaxLowering
 from codegen.cute.structure import mask_kind, number
 from codegen.cute.target import Target
@@ -56,35 +59,6 @@ def comment(out: Writer, stmt: ast.Stmt, note: str = "") -> None:
     out.line(f"// TL{where}: {text}" + (f"  ({note})" if note else ""))
 
 
-def _fold(function: str, terms: list[str]) -> str:
-    """C++ for min or max of any number of terms."""
-    text = terms[0]
-    for term in dict.fromkeys(terms[1:]):
-        text = f"{function}({text}, {term})" if term != text else text
-    return text
-
-
-def _visible(
-    masks: tuple[MaskPlan, ...], row0: str, rows: int, columns: int
-) -> tuple[str, str, str]:
-    """C++ for a row block's first tile, its end of keys, and the end of keys all its rows see."""
-    last = f"min({row0} + {rows}, M) + diagonal"
-    low, keys, whole = "0", "N", "N"
-    if any(m.causal for m in masks):
-        whole = f"min(N, max(0, {row0} + diagonal + 1))"
-        if all(m.causal for m in masks):
-            keys = f"min(N, max(0, {last}))"
-    windows = [m.window for m in masks if m.window]
-    if windows and len(windows) == len(masks):
-        left, right = (_fold("max", [w[side] for w in windows]) for side in (0, 1))
-        low = f"max(0, {row0} + diagonal - {left}) / {columns}"
-        if not any(m.causal for m in masks):
-            keys = f"min(N, max(0, {last} + {right}))"
-            nearest = _fold("min", [w[1] for w in windows])
-            whole = f"min(N, max(0, {row0} + diagonal + 1 + {nearest}))"
-    return low, keys, whole
-
-
 class Statements:
     """Lowers the statements of one kernel; holds no state but the plan and the writer."""
 
@@ -110,7 +84,9 @@ class Statements:
     def define_copy(self, stmt: ast.Copy, buffer: Buffer, var: str | None) -> None:
         """Define the lambdas that copy a tile; `var` is the loop variable its index stands for."""
         tensor = tensor_of(self.plan, stmt)
-        environment = {**self.environment, **({var: "index"} if var else {})}
+        environment = dict(self.environment)
+        if var:
+            environment[var] = self._tile_of_step(var)
         rows = number(stmt.shape[0])
         first_column = columns = ""
         for coord in stmt.coords[1:]:
@@ -126,6 +102,11 @@ class Statements:
             columns=columns,
         )
         self.target.define_copy(self.out, buffer, self.plan.threads, source)
+
+    def _tile_of_step(self, var: str) -> str:
+        """C++ for the key tile at step `index` of the loop over `var`."""
+        loop = next(p for p in self.plan.loops if p.var == var)
+        return tile_of(loop.masks, var, "index")
 
     def load_a_fragments(self, name: str) -> None:
         """Read a row tile from shared memory into A operands."""
@@ -146,7 +127,10 @@ class Statements:
             out.line(f"int const {var}_lo{suffix} = {cxx(loop.lo, self.environment, bound=True)};")
             out.line(f"int const {var}_hi{suffix} = {cxx(loop.hi, self.environment, bound=True)};")
             return
-        low, keys, whole = _visible(loop.masks, row0, rows, loop.columns)
+        low, keys, whole = visible(loop.masks, row0, rows, loop.columns)
+        if has_sinks(loop.masks):
+            self._bounds_with_sinks(loop, low, keys, whole, suffix)
+            return
         if loop.hi == ast.Name("split_end"):
             out.line(f"int const tiles = ceil_div({keys}, {loop.columns});")
             out.line("int const tiles_per_split = ceil_div(tiles, splits);")
@@ -160,9 +144,30 @@ class Statements:
                 f"int const {var}_full{suffix} = min({var}_hi{suffix}, {whole} / {loop.columns});"
             )
 
+    def _bounds_with_sinks(
+        self, loop: LoopPlan, low: str, keys: str, whole: str, suffix: str
+    ) -> None:
+        """Bounds of a loop over the tiles of the first keys and then those of the window.
+
+        Step t stands at tile t, or at t + `i_jump` behind the `i_sinks` tiles of the first keys;
+        `i_full` counts tiles, not steps. Fewer rows keep the block's jump: its tiles are shared.
+        """
+        out, var, columns = self.out, loop.var, loop.columns
+        if loop.hi == ast.Name("split_end"):
+            raise PlanError("a window with sinks cannot be split over the keys; drop the splits")
+        end = f"ceil_div({keys}, {columns})"
+        if not suffix:
+            sinks = next(m.window.sinks for m in loop.masks if m.window and m.window.sinks)
+            out.line(f"int const {var}_sinks = min(ceil_div({sinks}, {columns}), {end});")
+            out.line(f"int const {var}_jump = max(0, {low} - {var}_sinks);")
+            out.line(f"int const {var}_lo = 0;")
+        out.line(f"int const {var}_hi{suffix} = max({var}_sinks, {end} - {var}_jump);")
+        out.line(f"int const {var}_full{suffix} = {whole} / {columns};")
+
     def declare_diagonal(self) -> None:
         """Declare how far row r sees: keys up to r + diagonal."""
-        if any(m.causal or m.window for p in self.plan.loops for m in p.masks):
+        masked = any(m.causal or m.window for p in self.plan.loops for m in p.masks)
+        if masked or uses_distance(self.plan.kernel):
             self.out.line(
                 "int const diagonal = N - M;  // bottom-right: row r sees keys up to r + this"
             )
@@ -193,10 +198,11 @@ class Statements:
             comment(out, stmt)
         out.line(f"// keys of tile {var} that a row must not see")
         row0, rows, suffix = own or ("row0", self.plan.rows, "")
-        touched = f"{var} >= {var}_full{suffix}"
+        tile = tile_of(loop.masks, var, var)
+        touched = f"{tile} >= {var}_full{suffix}"
         if mask.window:
             touched += (
-                f" || {var} * {loop.columns} < {row0} + {rows} - 1 + diagonal - {mask.window[0]}"
+                f" || {tile} * {loop.columns} < {row0} + {rows} - 1 + diagonal - {mask.window.left}"
             )
         with (
             out.block("" if always else f"if ({touched})"),
@@ -204,20 +210,23 @@ class Statements:
             out.unrolled("r", 2),
         ):
             out.line(f"int const row = {element_row(fragment.rows_per_warp, 'row0')};")
-            first = f"{var} * {loop.columns} + (lane & 3) * 2"
+            first = f"{tile} * {loop.columns} + (lane & 3) * 2"
             ends = ["N - 1"]
             if mask.causal:
                 ends.append("row + diagonal")
             if mask.window:
-                ends.append(f"row + diagonal + {mask.window[1]}")
+                ends.append(f"row + diagonal + {mask.window.right}")
             last = ends[0]
             for end in ends[1:]:
                 last = f"min({last}, {end})"
             out.line(f"int const last = {last} - ({first});")
             test = "n * 8 + c > last"
             if mask.window:
-                out.line(f"int const first = row + diagonal - {mask.window[0]} - ({first});")
+                out.line(f"int const first = row + diagonal - {mask.window.left} - ({first});")
                 test += " || n * 8 + c < first"
+            if mask.window and mask.window.sinks:
+                out.line(f"int const kept = {mask.window.sinks} - ({first});")
+                test = "n * 8 + c > last || (n * 8 + c < first && n * 8 + c >= kept)"
             with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
                 out.line(f"if ({test}) {mask.scores}[m][n][r * 2 + c] = {mask.fill};")
 
@@ -231,7 +240,11 @@ class Statements:
 
     def emit(self, stmt: ast.Stmt, inside: LoopPlan | None) -> None:
         """Lower one statement. Raises PlanError when this back end has no lowering for it."""
-        if isinstance(stmt, ast.Custom) and stmt.op == "Mask" and mask_kind(stmt) != "bias":
+        if (
+            isinstance(stmt, ast.Custom)
+            and stmt.op == "Mask"
+            and mask_kind(stmt) in POSITIONAL_MASKS
+        ):
             return  # planned: `mask` places it
         comment(self.out, stmt)
         if isinstance(stmt, ast.Gemm):
@@ -261,7 +274,10 @@ class Statements:
 
     def _custom(self, stmt: ast.Custom, inside: LoopPlan | None) -> None:
         target = stmt.out or stmt.name
-        if stmt.op == "Softmax":
+        if stmt.op == "Mask":
+            loop = next(p for p in self.plan.loops if stmt in p.body)
+            add_bias(self.plan, self.out, stmt, loop)
+        elif stmt.op == "Softmax":
             self.softmaxes.step(self.plan.softmax(stmt.name))
         elif stmt.op == "Normalize":
             self.softmaxes.normalize(stmt)

@@ -51,13 +51,13 @@ def number_columns(kernel: ast.Kernel, name: str) -> int:
 
 
 def mask_kind(stmt: ast.Custom) -> str:
-    """The kind of a Mask statement: causal, window, bias or padding."""
+    """The kind of a Mask statement: causal, window, alibi, bias or padding."""
     arg = stmt.args[0] if stmt.args else ast.Name("padding")
     if isinstance(arg, ast.Name):
         return arg.id
     if isinstance(arg, ast.Call):
         return arg.function
-    raise PlanError(f"mask {arg!r} is not causal, window(l, r), bias(B) or padding")
+    raise PlanError(f"mask {arg!r} is not causal, window(l, r), alibi, bias(B) or padding")
 
 
 def is_key_loop(loop: ast.For) -> bool:
@@ -89,6 +89,17 @@ def used_scalars(program: ast.Program, kernel: ast.Kernel) -> tuple[str, ...]:
         elif isinstance(stmt, ast.Arith) and isinstance(stmt.b, str):
             used.add(stmt.b)
     return tuple(s for s in program.scalars if s in used)
+
+
+def bias_names(body: tuple[ast.Stmt, ...]) -> frozenset[str]:
+    """Return the tensors that `Mask S, bias(B)` adds to scores."""
+    calls = [
+        s.args[0] for s in ast.walk(body)
+        if isinstance(s, ast.Custom) and s.op == "Mask" and mask_kind(s) == "bias"
+    ]  # fmt: skip
+    return frozenset(
+        a.id for c in calls if isinstance(c, ast.Call) for a in c.args if isinstance(a, ast.Name)
+    )
 
 
 def window_names(stmt: ast.Custom) -> list[str]:

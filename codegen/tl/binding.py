@@ -228,6 +228,7 @@ class _KernelBinder:
         block = number_scalars(block, self.numbers)
         block = unify_softcap(block)
         block = unify_masks(block, self.problem.causal, biases)
+        block = number_scalars(block, self.numbers)  # names that the spellings above imply
         known = frozenset(self.numbers) | scalars | frozenset({"scale"})
         self.block = unify_softmax_tail(block, known)
 

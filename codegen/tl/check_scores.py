@@ -15,7 +15,10 @@ from codegen.tl.scaling import Context, scale_factor
 from codegen.tl.subject import Facts, Subject
 from codegen.tl.vocabulary import MASK_KINDS
 
-_MASK_HINT = "Write `Compute Mask S, causal`, `window(l, r)`, `bias(B)` or `padding`"
+_MASK_HINT = (
+    "Write `Compute Mask S, causal`, `window(l, r)`, `window(l, r, sinks)`, `alibi`, `bias(B)` or "
+    "`padding`"
+)
 
 
 class ScoresWalk:
@@ -59,10 +62,16 @@ class ScoresWalk:
             name = kind.function if isinstance(kind, Call) else name
             if name not in MASK_KINDS:
                 self.report.add(stmt.span, "unknown-mask", "this is no kind of mask", _MASK_HINT)
-            elif name == "window" and isinstance(kind, Call) and len(kind.args) not in (0, 2):
+            elif name == "window" and isinstance(kind, Call) and len(kind.args) not in (0, 2, 3):
                 self.report.add(
                     stmt.span, "unknown-mask", "a window has two sides",
-                    "Write `window(l, r)`: l keys to the left and r to the right",
+                    "Write `window(l, r)`: l keys to the left and r to the right; a third number "
+                    "is how many first keys stay visible",
+                )  # fmt: skip
+            elif name == "alibi" and isinstance(kind, Call) and len(kind.args) > 1:
+                self.report.add(
+                    stmt.span, "unknown-mask", "alibi takes one number at most",
+                    "Write `alibi`, or `alibi(c)` for slopes 2^(-c (h + 1) / heads)",
                 )  # fmt: skip
         if stmt.name in self.facts.written and stmt.name not in self.facts.products:
             self.report.add(

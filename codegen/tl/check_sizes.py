@@ -301,7 +301,7 @@ def _masks(block: Block) -> list[tuple[Custom, str, Expr | None]]:
             if isinstance(kind, Name):
                 found.append((stmt, kind.id, None))
             elif isinstance(kind, Call):
-                right = kind.args[1] if len(kind.args) == 2 else None
+                right = kind.args[1] if len(kind.args) >= 2 else None
                 found.append((stmt, kind.function, right))
     return found
 

@@ -376,9 +376,12 @@ class _Block:
         match kind:
             case Name("causal"):
                 hidden = key > query
-            case Call("window", (left, right)):
+            case Call("window", (left, right, *sinks)):
                 low, high = self._number(left), self._number(right)
-                hidden = (key < query - low) | (key > query + high)
+                kept = self._number(sinks[0]) if sinks else 0
+                hidden = ((key < query - low) & (key >= kept)) | (key > query + high)
+            case Call("alibi", (exponent,)):
+                return self._alibi(value, np.abs(query - key), float(self._number(exponent)))
             case Call("bias", (Name(bias),)):
                 added = self._get(bias).data
                 data = (value.data + added).astype(self.machine.float)
@@ -389,6 +392,13 @@ class _Block:
             case _:
                 raise ValueError(f"unknown mask {kind}")
         return replace(value, hidden=hidden if value.hidden is None else value.hidden | hidden)
+
+    def _alibi(self, value: Value, distance: np.ndarray[Any, Any], exponent: float) -> Value:
+        """Subtract each head's slope times the distance from query to key."""
+        heads = self.machine.heads
+        slopes = 2.0 ** (-exponent * (np.arange(heads) + 1) / heads)
+        data = value.data - slopes.reshape(1, -1, 1, 1) * distance
+        return replace(value, data=data.astype(self.machine.float))
 
 
 def softmax_tiles(block: Block) -> frozenset[str]:

@@ -24,6 +24,7 @@ from codegen.tl.flow import (
 from codegen.tl.roles import (
     scores_of,
 )
+from codegen.tl.vocabulary import ALIBI_EXPONENT
 
 
 def unify_softcap(block: Block) -> Block:
@@ -69,6 +70,8 @@ def unify_masks(block: Block, causal: bool, tensors: frozenset[str]) -> Block:
         if isinstance(expr, Call) and expr.function == "window" and not expr.args:
             right: Expr = Num(0) if causal else Name("window_right")
             return Call("window", (Name("window_left"), right))
+        if expr == Name("alibi") or expr == Call("alibi", ()):
+            return Call("alibi", (Num(ALIBI_EXPONENT),))
         return expr
 
     def change(stmt: Stmt) -> Stmt | Block:
@@ -87,16 +90,19 @@ def unify_masks(block: Block, causal: bool, tensors: frozenset[str]) -> Block:
 def number_scalars(block: Block, numbers: Mapping[str, Number]) -> Block:
     """Second operands and arguments that are Params become their numbers."""
 
+    def number(expr: Expr) -> Expr:
+        if isinstance(expr, Name) and expr.id in numbers:
+            return Num(numbers[expr.id])
+        if isinstance(expr, Call) and expr.function in ("window", "alibi"):
+            return replace(expr, args=tuple(number(a) for a in expr.args))
+        return expr
+
     def change(stmt: Stmt) -> Stmt:
         match stmt:
             case Arith(b=str(b)) if b in numbers:
                 return replace(stmt, b=float(numbers[b]))
             case Custom(op=op) if op != "Scale":
-                args = tuple(
-                    Num(numbers[a.id]) if isinstance(a, Name) and a.id in numbers else a
-                    for a in stmt.args
-                )
-                return replace(stmt, args=args)
+                return replace(stmt, args=tuple(number(a) for a in stmt.args))
             case _:
                 return stmt
 

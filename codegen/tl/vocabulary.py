@@ -19,7 +19,8 @@ PAIRWISE = ("Max", "Min")
 OTHER_OPS = ("Softmax", "Mask", "Rescale", "Normalize", "Fill", "Cast")
 OPS = (*ELEMENTWISE, *ROW_OPS, *PAIRWISE, *OTHER_OPS)
 
-MASK_KINDS = ("causal", "window", "bias", "padding")
+MASK_KINDS = ("causal", "window", "bias", "alibi", "padding")
+ALIBI_EXPONENT = 8  #: of `alibi`: head h of H has the slope 2^(-8 (h + 1) / H)
 
 #: Other spellings of an operator, lower case without underscores, and the arguments they imply.
 _SPELLINGS: dict[str, tuple[str, tuple[Expr, ...]]] = {

@@ -119,18 +119,37 @@ class Manifest(NamedTuple):
 def read(folder: Path) -> Manifest:
     """Read and check a folder's manifest. Raises ManifestError."""
     path = folder / "manifest.json"
-    try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ManifestError(f"cannot read {path}: it is no regular file")
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ManifestError(f"cannot read {path}: {error}") from None
+    data = _load(path)
     try:
         manifest = _manifest(folder, data)
         _check_digest(data)
         return manifest
     except _Fault as fault:
         raise ManifestError(f"{path}: {fault}") from None
+
+
+def functions(folder: Path) -> tuple[str, ...]:
+    """Return the names of the functions that kernels compute in place of attention.
+
+    Raises ManifestError when the manifest cannot be read or is not what was exported.
+    """
+    path = folder / "manifest.json"
+    data = _load(path)
+    try:
+        _check_digest(data)
+        said = [k.get("computes") for k in data["kernels"].values()]
+        return tuple(dict.fromkeys(str(f["function"]) for f in said if f is not None))
+    except (_Fault, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(f"cannot read {path}: {error}") from None
+
+
+def _load(path: Path) -> Any:
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ManifestError(f"cannot read {path}: it is no regular file")
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ManifestError(f"cannot read {path}: {error}") from None
 
 
 def digest_of(data: dict[str, Any]) -> str:

@@ -38,6 +38,9 @@ def attention(
 ) -> torch.Tensor:
     """Return softmax(scale * q @ k.T + mask) @ v, forward only.
 
+    Where a kernel in manifest.json has `computes`, it is that function of q, k and v instead, with
+    the numbers that stand beside it.
+
     q is [B, Sq, Hq, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv], float16 or bfloat16 on one CUDA
     device; the result is [B, Sq, Hq, Dv]. Hq is a multiple of Hkv, query head h reads KV head
     h // (Hq // Hkv). Any strides are taken; a tensor whose inner stride is not 1, or whose address

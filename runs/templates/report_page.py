@@ -85,7 +85,9 @@ dl{grid-template-columns:1fr}dd{margin-bottom:6px}
 table.cards thead{display:none}
 table.cards,table.cards tbody,table.cards tr,table.cards td{display:block;width:100%}
 table.cards tr{border:1px solid var(--line);border-radius:8px;padding:8px 12px;margin-bottom:10px}
-table.cards td{border:0;padding:2px 0;display:flex;justify-content:space-between;gap:14px;
+table.cards tr:has(td.shape){display:grid;grid-template-columns:1fr 1fr;gap:2px 16px}
+table.cards td.shape{grid-column:1/-1}
+table.cards td{border:0;padding:2px 0;display:flex;justify-content:space-between;gap:6px;
 text-align:right;white-space:normal}
 table.cards td::before{content:attr(data-l);color:var(--quiet);text-align:left;flex:none}
 table.cards td.shape,table.cards td.head{font-weight:600;text-align:left;display:block}

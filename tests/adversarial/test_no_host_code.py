@@ -49,6 +49,10 @@ KNOWN = {
     ("runs/templates/launch.py", "driver.cuModuleLoadData"): "device code, checked by its digest",
     ("runs/templates/tensor_map.py", "ctypes.CDLL"): "a fixed name: the driver",
     ("tuner/evaluate/conditions.py", "importlib.import_module"): "a fixed name: NVML's bindings",
+    ("tuner/evaluate/function.py", "spec.loader.exec_module"): (
+        "the file that the user names by --reference, at the digest of the run's beginning and "
+        "not from a run's folder; in a worker process"
+    ),
     ("tuner/evaluate/l2.py", "importlib.import_module"): "a fixed name: the driver's bindings",
     ("tuner/evaluate/peers.py", "importlib.import_module"): "fixed names: the peers' packages",
     ("tuner/pools.py", "importlib.import_module"): "a fixed name: our own module",

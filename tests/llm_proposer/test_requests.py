@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections import Counter
@@ -28,6 +27,7 @@ from space.constraints import space_for
 from space.gpu import GPUS
 from space.params import Point
 from space.variant import DType, Problem, paper_shapes, variant_named
+from tuner.cli import main as tune
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "runs" / "published" / "requests"
@@ -43,7 +43,7 @@ def test_every_variant_is_asked_about_in_every_way_on_both_cards() -> None:
         for gpu in ("h200", "l40s"):
             for kind in (Kind.SKETCH, Kind.CODE, Kind.ONE_STEP, Kind.SEEDS):
                 assert found[variant, gpu, kind] >= 1, (variant, gpu, kind)
-    assert set(CUSTOMS) == {"softcap", "sliding-window", "alibi", "sigmoid", "sink-tokens"}
+    assert set(CUSTOMS) == {"softcap", "sliding_window", "alibi", "sigmoid", "sink_tokens"}
 
 
 def test_the_same_requests_are_the_same_bytes(tmp_path: Path) -> None:
@@ -74,6 +74,18 @@ def test_what_a_run_asks_first_is_among_them(tmp_path: Path) -> None:
     assert (tmp_path / "requests-0001.jsonl").read_bytes() == before
 
 
+def test_what_a_reference_asks_first_is_among_them(tmp_path: Path) -> None:
+    write(tmp_path, "m", ["a100"])
+    before = (tmp_path / "requests-0001.jsonl").read_bytes()
+    words = ["--variant", "mha", "--gpu", "a100", "--proposer", f"batch:{tmp_path}", "--model", "m"]
+    function = ["--reference", f"{CUSTOMS['softcap'].path}:softcap_attention", "--causal"]
+    folder = ["--runs-dir", str(tmp_path / "runs")]
+    for way in ("sketch", "one-step"):
+        assert tune(["sketch", *words, *function, *folder, "--way", way]) == 1  # waits
+    assert [p.name for p in tmp_path.glob("*.jsonl")] == ["requests-0001.jsonl"]
+    assert (tmp_path / "requests-0001.jsonl").read_bytes() == before
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "llm_proposer.requests", "--out", str(tmp_path), "--gpu", "t4"],
@@ -98,21 +110,9 @@ def test_the_published_requests_are_whole() -> None:
 
 
 def reference(custom: Custom) -> object:
-    scope: dict[str, object] = {"torch": torch, "math": math}
+    scope: dict[str, object] = {"torch": torch, "Tensor": torch.Tensor}
     exec(custom.reference, scope)  # our own text, in a test
-    return next(v for k, v in scope.items() if k.endswith("_attention"))
-
-
-def bias(custom: Custom, batch_size: int, heads: int, m: int, n: int) -> np.ndarray:
-    """The bias tensor B [batch, rows, heads, keys] that the words of a variant describe."""
-    row, column = np.arange(m)[:, None] + n - m, np.arange(n)[None, :]
-    if custom.name == "alibi":
-        slope = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
-        added = -slope[:, None, None] * (row - column)
-    else:
-        visible = (column <= row) & ((column >= row - 1023) | (column < 4))
-        added = np.broadcast_to(np.where(visible, 0.0, -np.inf), (heads, m, n))
-    return np.broadcast_to(added, (batch_size, heads, m, n)).transpose(0, 2, 1, 3).copy()
+    return scope[custom.function]
 
 
 @pytest.mark.parametrize("custom", CUSTOMS.values(), ids=lambda c: c.name)
@@ -123,16 +123,13 @@ def test_sketch_and_reference_agree(custom: Custom, m: int, n: int) -> None:
         torch.randn(2, length, 2, 16, dtype=torch.float64, generator=generator)
         for length in (m, n, n)
     )
-    expected = reference(custom)(q, k, v).numpy()  # type: ignore[operator]
+    expected = reference(custom)(q, k, v, scale=0.25).numpy()  # type: ignore[operator]
     problem = Problem("mha", DType.FP16, 16, 16, custom.causal)
     sketch = parse(custom.sketch)
     assert check(sketch, problem) == ()
     program = bind(sketch, problem, Point.of({"BM": 32, "BN": 32}))
     tensors = {"Q": q.numpy(), "K": k.numpy(), "V": v.numpy()}
-    if "bias(B)" in custom.sketch:
-        tensors["B"] = bias(custom, 2, 2, m, n)
-    scalars = {"scale": 0.25, "b": -math.log(n)}
-    found = run(program, tensors, scalars, DType.FP16, exact=True)["O"]
+    found = run(program, tensors, {"scale": 0.25}, DType.FP16, exact=True)["O"]
     np.testing.assert_allclose(found, expected, atol=1e-11)
 
 

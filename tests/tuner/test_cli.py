@@ -48,7 +48,7 @@ def test_help_names_every_option_and_command(capsys: pytest.CaptureFixture[str])
                  "--shapes", "--proposer", "--sketch", "--measure", "--minutes", "--seed",
                  "--workers", "--runs-dir", "--resume", "--json", "sketch", "check", "emit",
                  "list", "doctor", "export", "report", "compare", "--model", "--base-url",
-                 "--max-tokens", "--max-cost", "--price"):  # fmt: skip
+                 "--max-tokens", "--max-cost", "--price", "--reference", "--scalar"):  # fmt: skip
         assert word in out, word
 
 

@@ -13,6 +13,7 @@ from space.gpu import gpu_of_device_name
 from tuner.ablation import Compiles, Effect, Judges, effects, open_run, table, winners
 from tuner.devices import device_names
 from tuner.errors import MachineError, NothingFound
+from tuner.reference import check_unchanged, examine
 
 
 def run_ablate(
@@ -26,6 +27,9 @@ def run_ablate(
     here = gpu_of_device_name(names[0]) if names else None
     if here is None or here.name != spec.gpu:
         raise MachineError(f"{run} was tuned on a {spec.gpu}, which is not in this machine")
+    if spec.reference is not None:
+        check_unchanged(spec.reference, run)
+        examine(spec)
     compiles, judges = CompilePool(), GpuPool([0])
     try:
         measured = measure(spec, replay, shapes, compiles, judges, here.arch)

@@ -8,6 +8,7 @@ from tuner.commands.report import write_page
 from tuner.compare import begin, check_model, compare, plan_of, read_plan
 from tuner.comparison import as_dict, html, result_of, terminal_table
 from tuner.options import Options, check_common
+from tuner.reference import check_unchanged, examine
 from tuner.session import Machine
 from tuner.terminal import make_console
 
@@ -33,6 +34,9 @@ def run_compare(options: Options, arms: str, seeds: int, machine: Machine) -> No
         plan = read_plan(folder)
         check_common(options)
         check_model(options, plan.base.proposer, plan.base.model)
+        if plan.base.reference is not None:
+            check_unchanged(plan.base.reference, folder)
+            examine(plan.base)
     say(f"comparison {folder}: {', '.join(plan.arms)}; {plan.seeds} seeds of each")
     say(f"times are {plan.base.measure}")
     result = result_of(compare(folder, plan, options, machine, say))

@@ -14,6 +14,7 @@ import torch
 
 from space.variant import DType, Shape, io_bytes
 from tuner.evaluate.cache import Cache, counts_of
+from tuner.evaluate.function import Function
 from tuner.evaluate.inputs import TORCH_DTYPE, Inputs, Triple
 from tuner.evaluate.output import Output, allocate
 from tuner.evaluate.reference import Expected, expect
@@ -69,9 +70,10 @@ class Arena:
 
     def __init__(
         self, shapes: Sequence[Shape], dtype: DType, seed: int, device: torch.device,
-        page: int = 0,
+        page: int = 0, function: Function | None = None,
     ) -> None:  # fmt: skip
         """`page` is the page size of the shapes' caches, 0 where they are in one piece."""
+        self._function = function
         self.dtype = dtype
         self.seed = seed
         self.page = page
@@ -130,7 +132,8 @@ class Arena:
         tensors = _views(flat, shape, slot, self.page)
         if shape not in self._caches:
             self._caches[shape] = self._cache(shape, flat[0].device)
-        return Inputs(*tensors, shape.default_scale, shape.causal, self._caches[shape])
+        cache = self._caches[shape]
+        return Inputs(*tensors, shape.default_scale, shape.causal, cache, self._function)
 
     def _cache(self, shape: Shape, device: torch.device) -> Cache | None:
         """The tables of a paged cache: pages in random order; none where it is in one piece."""

@@ -7,12 +7,14 @@ from importlib import metadata
 
 import torch
 
-from runs.record import Note, Scalar
+from runs.record import Note, Reference, Scalar
 from space.gpu import gpu_of_device_name
+from space.variant import Problem
 from tuner.evaluate import freshness, timing, verify
 from tuner.evaluate.clock import FLUSH_BYTES, CudaClock
 from tuner.evaluate.conditions import Meter
 from tuner.evaluate.finals import ROUNDS
+from tuner.evaluate.function import Function
 from tuner.evaluate.judge import COOL_S, COOL_TRIES, Judge
 from tuner.evaluate.launch import LoadedKernel
 from tuner.evaluate.peers import versions
@@ -23,12 +25,29 @@ class Bench:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", 0)
+        self._of_function: tuple[tuple[Reference, Problem], Judge] | None = None
 
     @functools.cached_property
     def judge(self) -> Judge:
         """The judge of this device."""
         gpu = gpu_of_device_name(torch.cuda.get_device_name(self.device))
         return Judge(self.device, CudaClock(self.device), LoadedKernel, gpu, meter=self.meter)
+
+    def judge_of(self, reference: Reference | None, problem: Problem) -> Judge:
+        """The judge of kernels that must agree with `reference`, plain attention for None.
+
+        Raises FunctionRefused when the function cannot be loaded.
+        """
+        if reference is None:
+            return self.judge
+        key = reference, problem
+        if self._of_function is None or self._of_function[0] != key:
+            plain = self.judge
+            function = Function.load(reference, problem)
+            judge = Judge(self.device, plain.clock, LoadedKernel, plain.gpu, meter=self.meter,
+                          function=function)  # fmt: skip
+            self._of_function = key, judge
+        return self._of_function[1]
 
     @functools.cached_property
     def meter(self) -> Meter:

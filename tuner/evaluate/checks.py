@@ -164,6 +164,21 @@ def verify_checks(problem: Problem, shapes: Sequence[Shape], seed: int) -> tuple
     )
 
 
+def checks_of_function(problem: Problem) -> tuple[Check, ...]:
+    """What a kernel of a user's function is asked besides: lengths past a usual window, equal ones.
+
+    The first stand in for a window or a chunk that no other small problem is longer than.
+    """
+    if problem.phase is Phase.DECODE:
+        return decode_checks.checks_of_function(problem)
+    mean = Data.MEAN_ONE
+    return (
+        Check("long keys", small_shape(problem, 1, 70, 2311), mean, seed=5),
+        Check("long rows and keys", small_shape(problem, 1, 1301, 1301), Data.NORMAL, seed=6),
+        Check("equal lengths", small_shape(problem, 2, 293, 293), mean, Layout.MIXED, seed=7),
+    )
+
+
 def canary_checks(problem: Problem) -> Iterator[Check]:
     """What a known-good kernel is asked after a fault: one small problem."""
     yield trial_checks(problem)[0]

@@ -106,6 +106,18 @@ def neighbour_checks(problem: Problem, shapes: Sequence[Shape]) -> tuple[Check, 
     )  # fmt: skip
 
 
+def checks_of_function(problem: Problem) -> tuple[Check, ...]:
+    """What a kernel of a user's function is asked besides: keys past a usual window, in splits."""
+    counts = (2311, 1301)
+    return tuple(
+        Check(
+            f"long keys, {splits} splits", small_shape(problem, len(counts), queries, max(counts)),
+            data, Layout.MIXED, splits, counts=counts, page=problem.page, splits=splits,
+        )
+        for queries, splits, data in ((8, 1, Data.MEAN_ONE), (5, 6, Data.NORMAL))
+    )  # fmt: skip
+
+
 def verify_checks(
     problem: Problem, shapes: Sequence[Shape], seed: int, hidden: int
 ) -> tuple[Check, ...]:

@@ -157,7 +157,8 @@ def _disbelieved(
 ) -> Rejected | None:
     """Return why a trial's final time cannot be: too fast for the card, or on known data only."""
     if judge.gpu is not None:
-        impossible = check_possible(sample, bay.shape, problem.dtype, judge.gpu)
+        plain = judge.function is None
+        impossible = check_possible(sample, bay.shape, problem.dtype, judge.gpu, plain)
         if impossible is not None:
             return impossible
     return check_call(call, 1, bay, judge.clock, sample)

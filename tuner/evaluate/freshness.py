@@ -5,7 +5,8 @@ content comes again, as it does in every timing. So the inputs of a timed shape 
 the columns of Q and K change places and signs together, which leaves every score what it was, and
 those of V, which moves the columns of the right output. No 16-bit value is rounded
 by this, the answer is known without working it out again, and the draw comes from the system's
-entropy, so that no earlier trial can have met it.
+entropy, so that no earlier trial can have met it. A user's function may tell columns apart (rotary
+embeddings do): it is asked again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tuner.evaluate.arena import Bay
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.inputs import Triple
 from tuner.evaluate.output import flip_signs
+from tuner.evaluate.reference import expect
 from tuner.evaluate.timing import GRAPH_US, Sample
 from tuner.evaluate.verify import Exam, grade
 
@@ -97,10 +99,13 @@ def renew(bay: Bay, seed: int) -> Exam:
         _put(slot.tensors, draw.inputs(slot.tensors))
     fresh = draw.inputs(last.pristine)
     _put(last.inputs.tensors, fresh)
+    if last.inputs.function is None:
+        right = tuple(replace(part, exact=draw.answer(part.exact)) for part in last.expected)
+    else:
+        right = expect(last.inputs)
     return replace(
-        last, name=f"{last.name}, columns drawn from {seed}", pristine=fresh,
-        expected=tuple(replace(part, exact=draw.answer(part.exact)) for part in last.expected),
-    )  # fmt: skip
+        last, name=f"{last.name}, columns drawn from {seed}", pristine=fresh, expected=right
+    )
 
 
 def _put(tensors: Triple, moved: Triple) -> None:

@@ -5,7 +5,12 @@ NumPy only, so that a compile process need not import torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +23,35 @@ Array = npt.NDArray[np.float64]
 
 ERROR_FACTOR = 2.0
 ERROR_FLOOR = 1e-5
+NEGATIVE = "very negative logits"
 HEADS = {"mha": (2, 2), "gqa": (3, 1), "mqa": (2, 1), "mla": (2, 2)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class Case:
+    """One small problem: Q, K and V [B, S, H, D] of 16-bit values, and the answer."""
+
+    name: str
+    q: Array
+    k: Array
+    v: Array
+    scale: float
+    exact: Array
+    own_error: float  #: the most that the function that gave the answer errs at 16 bits
+    splits: int = 1  #: of the keys
+
+    def __str__(self) -> str:
+        split = f" splits={self.splits}" if self.splits > 1 else ""
+        return f"{self.name}, Sq={self.q.shape[1]} Sk={self.k.shape[1]}{split}"
+
+    @property
+    def tensors(self) -> tuple[Array, Array, Array]:
+        """Q, K and V."""
+        return self.q, self.k, self.v
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
     """One small problem: its lengths, whether logits are very negative, the splits of its keys."""
 
     rows: int
@@ -31,55 +60,92 @@ class _Trial:
     splits: int = 1
     rising: bool = False  #: later keys have the larger logits, so that maxima move
 
-    def __str__(self) -> str:
-        data = "very negative logits" if self.negative else "N(0,1)"
-        split = f" splits={self.splits}" if self.splits > 1 else ""
-        return f"{data}, Sq={self.rows} Sk={self.keys}{split}"
 
-
-def _trials(program: Program, problem: Problem) -> tuple[_Trial, ...]:
+def _trials(program: Program, problem: Problem) -> tuple[Trial, ...]:
     """Lengths off the tile that cover more than one; in decode, a split without keys too."""
     keys = program.param("BN", 64)
     if problem.phase is Phase.DECODE:
         return (
-            _Trial(1 if not problem.causal else 2, 2 * keys + 7, False),
-            _Trial(5, keys + keys // 2 + 3, False, splits=3, rising=True),
-            _Trial(8, 2 * keys + 7, True, splits=2),
+            Trial(1 if not problem.causal else 2, 2 * keys + 7, False),
+            Trial(5, keys + keys // 2 + 3, False, splits=3, rising=True),
+            Trial(8, 2 * keys + 7, True, splits=2),
         )
     rows = program.param("BM", 64) + 5
-    return _Trial(rows, 2 * keys + 7, False), _Trial(rows, 2 * keys + 7, True)
+    return Trial(rows, 2 * keys + 7, False), Trial(rows, 2 * keys + 7, True)
 
 
-def fault(program: Program, problem: Problem) -> str | None:
-    """Return what is wrong with the program's output on small lengths, or None when it is right."""
-    rng = np.random.default_rng(7)
-    for trial in _trials(program, problem):
-        q, k, v = _inputs(problem, trial, rng)
-        scale = problem.default_scale
-        given = {"Q": q.astype(np.float32), "K": k.astype(np.float32), "V": v.astype(np.float32)}
+def fault(program: Program, problem: Problem, answers: Path | None = None) -> str | None:
+    """Return what is wrong with the program's output on small lengths, or None when it is right.
+
+    Lengths are off the tile and cover more than one; one problem has very negative logits. Keys
+    are split in decode. `answers` are those of a user's function, as `save` wrote them; plain
+    attention for None.
+    Raises OSError or ValueError when they cannot be read.
+    """
+    cases = _plain_cases(program, problem) if answers is None else load(answers)
+    for case in cases:
+        given = {n: x.astype(np.float32) for n, x in zip("QKV", case.tensors, strict=True)}
         try:
             outputs = interpret(
-                program, given, {"scale": scale}, problem.dtype, splits=trial.splits
+                program, given, {"scale": case.scale}, problem.dtype, splits=case.splits
             )
             found = outputs["O"]
         except (KeyError, ValueError) as error:
             return f"interpreter: not attention of Q, K and V into O: {error}"
-        got = np.asarray(found, dtype=np.float64)
-        said = _compare(got, problem, q, k, v, scale)
+        said = _compare(np.asarray(found, dtype=np.float64), case)
         if said is not None:
-            return f"interpreter, {trial}: {said}"
+            return f"interpreter, {case}: {said}"
     return None
 
 
-def _compare(
-    got: Array, problem: Problem, q: Array, k: Array, v: Array, scale: float
-) -> str | None:
-    exact = attention(q, k, v, scale, problem.causal, None)
-    own = np.abs(attention(q, k, v, scale, problem.causal, problem.dtype) - exact).max()
+def _plain_cases(program: Program, problem: Problem) -> Iterator[Case]:
+    """Plain attention on problems of a size that goes with the program's tiles."""
+    rng = np.random.default_rng(7)
+    scale = problem.default_scale
+    for trial in _trials(program, problem):
+        q, k, v = draw(problem, trial, rng)
+        exact = attention(q, k, v, scale, problem.causal, None)
+        own = np.abs(attention(q, k, v, scale, problem.causal, problem.dtype) - exact).max()
+        name = NEGATIVE if trial.negative else "N(0,1)"
+        yield Case(name, q, k, v, scale, exact, float(own), trial.splits)
+
+
+def save(path: Path, cases: Sequence[Case]) -> None:
+    """Write the answers of a user's function, for compile processes to read. Raises OSError."""
+    arrays: dict[str, npt.ArrayLike] = {"count": len(cases)}
+    for n, case in enumerate(cases):
+        arrays |= {f"{n}.{f.name}": getattr(case, f.name) for f in fields(case)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    os.replace(file.name, path)
+
+
+@functools.lru_cache(maxsize=8)
+def load(path: Path) -> tuple[Case, ...]:
+    """Read what `save` wrote. Raises OSError or ValueError."""
+    with np.load(path, allow_pickle=False) as data:
+        return tuple(
+            Case(
+                str(data[f"{n}.name"]),
+                data[f"{n}.q"],
+                data[f"{n}.k"],
+                data[f"{n}.v"],
+                float(data[f"{n}.scale"]),
+                data[f"{n}.exact"],
+                float(data[f"{n}.own_error"]),
+                int(data[f"{n}.splits"]),
+            )
+            for n in range(int(data["count"]))
+        )  # fmt: skip
+
+
+def _compare(got: Array, case: Case) -> str | None:
+    exact = case.exact
     if got.shape != exact.shape:
         return f"O has shape {got.shape}, {exact.shape} is right"
     error = np.abs(got - exact)
-    limit = ERROR_FACTOR * own + ERROR_FLOOR
+    limit = ERROR_FACTOR * case.own_error + ERROR_FLOOR
     if np.isfinite(got).all() and error.max() <= limit:
         return None
     at = np.unravel_index(np.argmax(np.where(np.isfinite(got), error, np.inf)), got.shape)
@@ -89,11 +155,15 @@ def _compare(
     )
 
 
-def _inputs(
-    problem: Problem, trial: _Trial, rng: np.random.Generator
-) -> tuple[Array, Array, Array]:
+def heads_of(problem: Problem) -> tuple[int, int]:
+    """Return query heads and KV heads of the small problems: few, shared as the variant shares."""
+    return (2, 1) if problem.latent else HEADS[problem.variant]
+
+
+def draw(problem: Problem, trial: Trial, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Return Q, K and V with few heads, rounded to the problem's type; absorbed MLA's V is K's."""
     rows, keys = trial.rows, trial.keys
-    heads, kv_heads = (2, 1) if problem.latent else HEADS[problem.variant]
+    heads, kv_heads = heads_of(problem)
     q = rng.standard_normal((1, rows, heads, problem.head_dim))
     k = rng.standard_normal((1, keys, kv_heads, problem.head_dim))
     v = 1 + 0.5 * rng.standard_normal((1, keys, kv_heads, problem.head_dim_v))

@@ -9,12 +9,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from space.variant import DType, Shape
 from tuner.evaluate.cache import Cache, counts_of, hide_past, in_pages, page_table
+
+if TYPE_CHECKING:
+    from tuner.evaluate.function import Function
 
 TORCH_DTYPE = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
@@ -80,7 +83,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Q, K and V of one problem with its scale and mask, and what decode has besides."""
+    """Q, K and V of one problem with its scale and mask, and what decode has besides.
+
+    `function` is the user's, which computes the answer; plain attention for None.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -88,6 +94,7 @@ class Inputs:
     scale: float
     causal: bool
     cache: Cache | None = None
+    function: Function | None = None
 
     @property
     def tensors(self) -> Triple:
@@ -125,7 +132,9 @@ class Inputs:
         )  # fmt: skip
 
 
-def make(check: Check, dtype: DType, device: torch.device) -> Inputs:
+def make(
+    check: Check, dtype: DType, device: torch.device, function: Function | None = None
+) -> Inputs:
     """Make the inputs of `check`; the same check, dtype and device give the same bits."""
     generator = torch.Generator(device).manual_seed(check.seed)
 
@@ -152,7 +161,7 @@ def make(check: Check, dtype: DType, device: torch.device) -> Inputs:
     q, k, v = lay_out((q, k, v), check.layout)
     if check.shape.latent:
         v = k[..., : v.shape[3]]
-    return Inputs(q, k, v, check.softmax_scale, check.shape.causal, cache)
+    return Inputs(q, k, v, check.softmax_scale, check.shape.causal, cache, function)
 
 
 # ---- data --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from space.variant import DType, Phase, Problem, Shape
 from tuner.evaluate.arena import Arena, Bay
 from tuner.evaluate.checks import (
     canary_checks,
+    checks_of_function,
     hidden_checks,
     neighbour_checks,
     race_check,
@@ -27,6 +28,7 @@ from tuner.evaluate.checks import (
 )
 from tuner.evaluate.clock import Clock
 from tuner.evaluate.freshness import check_fresh
+from tuner.evaluate.function import Function
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import LaunchError, Prepare
 from tuner.evaluate.output import same_bits
@@ -73,8 +75,13 @@ class Judge:
     def __init__(
         self, device: torch.device, clock: Clock, load: Load, gpu: GpuSpec | None,
         plan: Plan = TRIAL_PLAN, meter: Thermometer | None = None,
+        function: Function | None = None,
     ) -> None:  # fmt: skip
-        """`gpu` is the card that the roofline is taken from; None leaves that check out."""
+        """`gpu` is the card that the roofline is taken from; None leaves that check out.
+
+        `function` is what kernels are checked against, plain attention when it is None.
+        """
+        self.function = function
         self.device = device
         self.clock = clock
         self.load = load
@@ -121,6 +128,9 @@ class Judge:
         One of them is repeated many times: a race shows on one problem as well as on all.
         """
         worst = 0.0
+        if self.function is not None:
+            own = checks_of_function(problem)
+            checks = tuple(c for c in (*checks, *own) if self.function.takes(c))
         for n, check in enumerate(checks):
             exam = self.exam(check, problem.dtype)
             verdict = verify(prepare, exam, MANY_REPEATS if n == 0 else repeats)
@@ -153,14 +163,15 @@ class Judge:
         if key not in self._exams:
             if len(self._exams) >= EXAMS_KEPT:
                 self._exams.clear()
-            self._exams[key] = set_exam(check.name, make(check, dtype, self.device))
+            inputs = make(check, dtype, self.device, self.function)
+            self._exams[key] = set_exam(check.name, inputs)
         return self._exams[key]
 
     def arena(self, shapes: tuple[Shape, ...], dtype: DType, seed: int, page: int = 0) -> Arena:
         """Return tensors that hold all of `shapes`, those of the trial before if they fit."""
         if self._arena is None or not self._arena.holds(shapes, dtype, seed, page):
             self._arena = None  # free before the larger one is made
-            self._arena = Arena(shapes, dtype, seed, self.device, page)
+            self._arena = Arena(shapes, dtype, seed, self.device, page, self.function)
         return self._arena
 
     def _time(
@@ -213,7 +224,8 @@ class Judge:
         if isinstance(again, Rejected):
             return again
         if self.gpu is not None:
-            impossible = check_possible(sample, bay.shape, problem.dtype, self.gpu)
+            plain = self.function is None
+            impossible = check_possible(sample, bay.shape, problem.dtype, self.gpu, plain)
             if impossible is not None:
                 return impossible
         stale = check_fresh(calls, bay, self.clock, sample)

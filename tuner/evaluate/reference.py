@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from tuner.evaluate.cache import Cache
 from tuner.evaluate.inputs import Inputs
+
+if TYPE_CHECKING:
+    from tuner.evaluate.function import Function
 
 CHUNK_SCORES = 1 << 25  #: most scores held at once
 WHOLE_SCORES = 1 << 26  #: most scores of a problem that is checked in every element
@@ -110,6 +114,7 @@ class Part:
     index: Index
     exact: torch.Tensor
     own_error: float
+    yardstick: str = "plain attention"
 
 
 Expected = tuple[Part, ...]
@@ -117,14 +122,24 @@ Expected = tuple[Part, ...]
 
 def expect(inputs: Inputs) -> Expected:
     """Return what a right kernel gives: all of a small problem, a sample of a large one."""
+    if inputs.function is not None:
+        return tuple(
+            _part_of_function(inputs, inputs.function, i) for i in _indices_of_function(inputs)
+        )
     return tuple(_part(inputs, index) for index in _indices(inputs))
 
 
 def whole(inputs: Inputs, own_error: float) -> Iterator[Part]:
     """Yield every element of the answer, in float32, one head at a time.
 
-    Heads that share a KV head go together where queries are few: their keys are read once.
+    Heads that share a KV head go together where queries are few: their keys are read once. Of a
+    user's function whose rows do not stand alone, nothing.
     """
+    if (function := inputs.function) is not None:
+        for index in function.chunks(inputs):
+            exact = function.at(inputs, torch.float32, index).nan_to_num(nan=0.0)
+            yield Part(index, exact.double(), own_error, function.name)
+        return
     _, rows, heads, _ = inputs.q.shape
     step = heads // inputs.k.shape[2] if rows <= SHORT_QUERIES else 1
     for head in range(0, heads, step):
@@ -139,6 +154,38 @@ def _part(inputs: Inputs, index: Index) -> Part:
     if not math.isfinite(own):  # 16-bit scores overflowed: the yardstick keeps them in float32
         own = _max_error(attention(inputs, dtype, index, scores_dtype=torch.float32), exact)
     return Part(index, exact, own if math.isfinite(own) else 0.0)
+
+
+def _part_of_function(inputs: Inputs, function: Function, index: Index) -> Part:
+    """The user's function at its widest type, and its error at the operands' type.
+
+    Where it gives NaN it divides by nothing: rows that see no key, which are 0 in this product.
+    """
+    exact = function.at(inputs, function.exact_dtype, index).double()
+    dtype = inputs.q.dtype
+    own = _max_error(function.at(inputs, dtype, index), exact)
+    if not math.isfinite(own):  # an overflow on the way: only operands and result are 16-bit then
+        own = _max_error(function.at(inputs, torch.float32, index).to(dtype), exact)
+    return Part(
+        index, exact.nan_to_num(nan=0.0), own if math.isfinite(own) else 0.0, function.name
+    )  # fmt: skip
+
+
+def _indices_of_function(inputs: Inputs) -> list[Index]:
+    """All of a small problem; of a large one the rows that the function can give alone."""
+    batch, rows, heads, _ = inputs.q.shape
+    everything = slice(None)
+    if batch * heads * rows * inputs.keys <= WHOLE_SCORES:
+        return [(everything, everything, everything)]
+    assert inputs.function is not None
+    starts = _row_starts(rows) if inputs.function.rows_alone else [max(rows - SAMPLE_ROWS, 0)]
+    if not inputs.function.has_rows:
+        return [(slice(batch - 1, batch), everything, everything)]
+    return [
+        (slice(b, b + 1), slice(lo, min(lo + SAMPLE_ROWS, rows)), everything)
+        for b in sorted({0, batch - 1})
+        for lo in starts
+    ]
 
 
 def _max_error(got: torch.Tensor, exact: torch.Tensor) -> float:

@@ -135,24 +135,30 @@ def _rotation(slots: Sequence[Launcher], count: int) -> list[Launcher]:
     return [slots[i % len(slots)] for i in range(count - 1, -1, -1)]
 
 
-def roofline_us(shape: Shape, dtype: DType, gpu: GpuSpec) -> float:
+def roofline_us(shape: Shape, dtype: DType, gpu: GpuSpec, plain: bool = True) -> float:
     """Return the least time the hardware allows: FLOPs at peak or bytes at full bandwidth.
 
-    What is written may stay in L2, so only what must be read counts as bytes.
+    What is written may stay in L2, so only what must be read counts as bytes. What a function that
+    is not plain attention passes over is unknown: its every query is read, and no more is certain.
     """
+    if not plain:
+        queries = shape.batch * shape.seqlen_q * shape.heads * shape.head_dim * dtype.bytes
+        return queries / (gpu.bandwidth_gbs * 1e3)
     written = shape.batch * shape.seqlen_q * shape.heads * shape.head_dim_v * dtype.bytes
     compute = flops(shape) / (gpu.tensor_tflops * 1e6)
     memory = (io_bytes(shape, dtype) - written) / (gpu.bandwidth_gbs * 1e3)
     return max(compute, memory)
 
 
-def check_possible(sample: Sample, shape: Shape, dtype: DType, gpu: GpuSpec) -> Rejected | None:
+def check_possible(
+    sample: Sample, shape: Shape, dtype: DType, gpu: GpuSpec, plain: bool = True
+) -> Rejected | None:
     """Return the rejection of a time that no kernel on `gpu` can have, with the numbers."""
     if not all(math.isfinite(t) and t > 0 for t in (sample.low_us, sample.median_us)):
         return Rejected(
             TrialClass.TIMING_INVALID, Stage.TIME, f"{shape.key}: {sample.median_us} us measured"
         )
-    floor = ROOFLINE_SLACK * roofline_us(shape, dtype, gpu)
+    floor = ROOFLINE_SLACK * roofline_us(shape, dtype, gpu, plain)
     if sample.median_us >= floor:
         return None
     return Rejected(

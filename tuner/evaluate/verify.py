@@ -257,7 +257,7 @@ def compare(
         TrialClass.PRECISION if slight else TrialClass.WRONG_OUTPUT, Stage.VERIFY,
         f"{name}: {_value(got, at, part):.6g} at [b, s, h, d] {at} where "
         f"{_value(exact, at, part):.6g} is right: error {largest:.3g}, limit "
-        f"{factor * own:.3g} ({factor:g}x plain attention's own + {ERROR_FLOOR:g}), "
+        f"{factor * own:.3g} ({factor:g}x {part.yardstick}'s own + {ERROR_FLOOR:g}), "
         f"cosine {cosine:.6f}, {int((error > factor * own).sum())} elements over the limit",
     )  # fmt: skip
 

@@ -158,6 +158,12 @@ def test_what_cannot_be_planned_is_refused_by_name(
          "Relu has no lowering where warps share rows"),
         ("  Reshape S", "  Compute Softcap S, 3.0\n  Reshape S", "needs column_warps = 1"),
         ("split_start:split_end", "0:N", "split_start:split_end"),
+        ("S, scale\n", "S, scale\n  Compute Mask S, alibi\n", "a bias or alibi has no lowering"),
+        ("S, scale\n",
+         "S, scale\n  Copy B in coordinate [L = block_idx, D = i] from global to shared\n"
+         "  Compute Add S, B\n", "a bias or alibi has no lowering"),
+        ("S, scale\n", "S, scale\n  Compute Mask S, window(9, 0)\n", "a window mask has no"),
+        ("S, scale\n", "S, scale\n  Compute Mask S, window(9, 0, 2)\n", "a window mask has no"),
     ],
 )  # fmt: skip
 def test_programs_that_have_no_decode_lowering_are_refused(old: str, new: str, said: str) -> None:

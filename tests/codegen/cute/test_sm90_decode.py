@@ -107,6 +107,40 @@ def test_what_cannot_run_is_refused_with_its_limit(change: dict[str, int], said:
         emitted(problem, Point.of(values))
 
 
+ADD_BIAS = """\
+  Copy B in coordinate [L = block_idx, D = i] from global to shared
+  Compute Add S, B
+"""
+
+
+def masked(lines: str) -> KernelSource:
+    problem = decode("gqa", (128, 128))
+    text = sketches(problem.variant, False, Phase.DECODE)["decode"]
+    scaled = "  Compute Scale S, scale\n"
+    changed = text.replace(scaled, f"{scaled}{lines}")
+    assert changed != text
+    return translate(bind(parse(changed), problem, first_seeds(problem)[0]), problem, H200)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (ADD_BIAS, "a bias or alibi"),
+        ("  Compute Mask S, alibi\n", "a bias or alibi"),
+        ("  Compute Mask S, window(9, 0, 2)\n", "a window with sinks"),
+    ],
+)
+def test_a_mask_that_prefill_alone_lowers_is_refused(lines: str, said: str) -> None:
+    with pytest.raises(PlanError, match=f"{said} has no lowering in a Hopper decode kernel"):
+        masked(lines)
+
+
+def test_a_plain_window_is_lowered() -> None:
+    text = masked("  Compute Mask S, window(37, 5)\n").text
+    assert "int const first = query + diagonal - 37 - (" in text
+    assert "min(keys - 1, query + diagonal + 5)" in text
+
+
 @pytest.mark.parametrize(
     ("variant", "dims", "nth"),
     [("gqa", (128, 128), 1), ("mla", LATENT_DIMS, 0), ("mla", LATENT_DIMS, 1)],

@@ -1,0 +1,88 @@
+"""What a user's function gives on the gate's small problems."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from space.variant import Phase, Problem
+from tuner.evaluate.function import NO_KERNEL, TORCH, Function, FunctionRefused
+from tuner.evaluate.gate import NEGATIVE, Case, Trial, draw, rounded
+
+#: (name, problem, factor of Q and K): off every tile, past usual windows, and with logits that a
+#: cap or another bend of the scores changes
+PROBLEMS = (
+    ("N(0,1)", Trial(293, 555, negative=False), 1.0),
+    ("large logits", Trial(293, 555, negative=False), 3.0),
+    (NEGATIVE, Trial(293, 555, negative=True), 1.0),
+    ("long keys", Trial(70, 2311, negative=False), 1.0),
+)
+#: the same of decode: few rows, keys in splits, of which one may have none
+DECODE_PROBLEMS = (
+    ("N(0,1)", Trial(2, 555, negative=False), 1.0),
+    ("large logits", Trial(5, 555, negative=False, splits=3, rising=True), 3.0),
+    (NEGATIVE, Trial(8, 555, negative=True, splits=2), 1.0),
+    ("long keys", Trial(3, 2311, negative=False, splits=5), 1.0),
+)
+EQUAL = 1301  #: both lengths of the long problem of a function that takes equal ones only
+
+
+def cases_of(function: Function, problem: Problem) -> tuple[Case, ...]:
+    """Return the gate's problems with the function's answers. Raises FunctionRefused."""
+    rng = np.random.default_rng(7)
+    found = []
+    for name, trial, factor in DECODE_PROBLEMS if problem.phase is Phase.DECODE else PROBLEMS:
+        if not function.unequal:
+            length = min(trial.keys, EQUAL)
+            trial = replace(trial, rows=length, keys=length)
+        scale = problem.default_scale
+        if trial.negative and "scale" in function.accepts:
+            scale *= 0.7  # no program may know it
+        q0, k0, v0 = draw(problem, trial, rng)
+        q1, k1 = (rounded(factor * x, problem.dtype) for x in (q0, k0))
+        arrays = q1, k1, k1[..., : problem.head_dim_v] if problem.latent else v0
+        q, k, v = (torch.from_numpy(x) for x in arrays)
+        try:
+            exact = _given(function, (q, k, v), function.exact_dtype, scale, problem)
+            own = _given(function, (q, k, v), TORCH[problem.dtype], scale, problem)
+        except FunctionRefused:
+            raise
+        except Exception as error:  # the user's code raises what it likes
+            raise FunctionRefused(
+                f"{function.name} failed on lengths {trial.rows} and {trial.keys}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        most = _most(own, exact)
+        if not math.isfinite(most):  # an overflow on the way: see the judge's own yardstick
+            wide = _given(function, (q, k, v), torch.float32, scale, problem)
+            most = _most(wide.to(TORCH[problem.dtype]).double(), exact)
+        found.append(
+            Case(
+                name, *arrays, scale, exact.nan_to_num(nan=0.0).numpy(),
+                most if math.isfinite(most) else 0.0, trial.splits,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _most(own: torch.Tensor, exact: torch.Tensor) -> float:
+    error = (own - exact).abs()[exact.isfinite()]
+    return float(error.max()) if error.numel() else 0.0
+
+
+def _given(
+    function: Function, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype, scale: float,
+    problem: Problem,
+) -> torch.Tensor:  # fmt: skip
+    """What the function gives computed in `dtype`, as float64."""
+    q, k, v = (t.to(dtype, copy=True) for t in tensors)
+    try:
+        return function(q, k, v, scale, problem.causal).double()
+    except RuntimeError as error:
+        if NO_KERNEL not in str(error):
+            raise
+    q, k, v = (t.float() for t in (q, k, v))  # this CPU lacks a 16-bit operator
+    return function(q, k, v, scale, problem.causal).to(dtype).double()

@@ -137,11 +137,11 @@ def main() -> None:
         what = "exp2_fma > 0" if name == "exp2_fma" else f"{name} = {value}"
         print(f"{what} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
     print("decode choice | cells | best with it ahead in | largest gain | largest loss (us)")
-    for name, values in DECODE:
-        if rows := of_decode(name, values):
+    for name, chosen in DECODE:
+        if rows := of_decode(name, chosen):
             ahead = sum(r > 1 for r, *_ in rows)
             texts = [f"{r:.3f} {c} ({x:.1f} -> {y:.1f})" for r, c, x, y in (max(rows), min(rows))]
-            print(f"{name} in {sorted(values)} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
+            print(f"{name} in {sorted(chosen)} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
     print("mma_sync over FlashAttention-2 | cells | geometric mean | lowest")
     ratios = beside_fa2()
     both = {"mha 64 and 128": ratios[64] + ratios[128], "mha 256": ratios[256]}

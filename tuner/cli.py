@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from space.variant import SpaceError
+from tuner.arguments import Causal, Dtype, Function, Gpu, PageSize, PhaseName, Scalars
 from tuner.errors import MachineError, TuneError
 from tuner.options import Options
 
@@ -29,24 +30,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-Gpu = Annotated[str | None, typer.Option(help="t4, rtx8000, a100, l40s, h100 or h200.")]
-Dtype = Annotated[str | None, typer.Option(help="fp16 or bf16.")]
-Causal = Annotated[
-    bool | None, typer.Option("--causal/--no-causal", help="One mask only; default: both.")
-]
-PhaseName = Annotated[str | None, typer.Option(help="prefill (default) or decode.")]
-PageSize = Annotated[
-    int | None, typer.Option(help="Decode: keys in a page of the cache; 0 = not paged.")
-]
-
-Function = Annotated[
-    str | None,
-    typer.Option(help="FILE.py:function of q, k, v that kernels must agree with."),
-]
-Scalars = Annotated[
-    list[str] | None, typer.Option(help="NAME=NUMBER of the reference, compiled in.")
-]
 
 
 @app.callback()

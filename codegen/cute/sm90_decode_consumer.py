@@ -10,11 +10,11 @@ from codegen.cute.masks import MaskPlan
 from codegen.cute.panel import Panel
 from codegen.cute.plan import LoopPlan
 from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
-from codegen.cute.sm90_consumer import NoCopies, WgmmaStatements
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.sm90_decode_store import OWN_BARRIER, STEP, ResultStore
 from codegen.cute.statements import comment
 from codegen.cute.wgmma import product_name
+from codegen.cute.wgmma_statements import NoCopies, WgmmaStatements
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast

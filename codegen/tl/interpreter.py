@@ -35,7 +35,7 @@ from codegen.tl.ast import (
 from codegen.tl.evaluate import Number, evaluate
 from codegen.tl.flow import Block, names_in
 from codegen.tl.machine import Machine, Origin, Value
-from codegen.tl.numerics import UNARY, Array, divide, subtract
+from codegen.tl.numerics import UNARY, Array, alibi_slopes, divide, subtract
 from codegen.tl.roles import accumulators_of
 from space.variant import DType
 
@@ -381,7 +381,9 @@ class _Block:
                 kept = self._number(sinks[0]) if sinks else 0
                 hidden = ((key < query - low) & (key >= kept)) | (key > query + high)
             case Call("alibi", (exponent,)):
-                return self._alibi(value, np.abs(query - key), float(self._number(exponent)))
+                slopes = alibi_slopes(self.machine.heads, float(self._number(exponent)))
+                data = value.data - slopes * np.abs(query - key)
+                return replace(value, data=data.astype(self.machine.float))
             case Call("bias", (Name(bias),)):
                 added = self._get(bias).data
                 data = (value.data + added).astype(self.machine.float)
@@ -392,13 +394,6 @@ class _Block:
             case _:
                 raise ValueError(f"unknown mask {kind}")
         return replace(value, hidden=hidden if value.hidden is None else value.hidden | hidden)
-
-    def _alibi(self, value: Value, distance: np.ndarray[Any, Any], exponent: float) -> Value:
-        """Subtract each head's slope times the distance from query to key."""
-        heads = self.machine.heads
-        slopes = 2.0 ** (-exponent * (np.arange(heads) + 1) / heads)
-        data = value.data - slopes.reshape(1, -1, 1, 1) * distance
-        return replace(value, data=data.astype(self.machine.float))
 
 
 def softmax_tiles(block: Block) -> frozenset[str]:

@@ -67,3 +67,9 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "Log": _log,
     "Neg": np.negative,
 }
+
+
+def alibi_slopes(heads: int, exponent: float) -> Array:
+    """Return each head's slope of the penalty for distance, [1, heads, 1, 1]."""
+    slopes = 2.0 ** (-exponent * (np.arange(heads) + 1) / heads)
+    return slopes.reshape(1, -1, 1, 1)

@@ -292,12 +292,15 @@ def verify(
     sanitizer: Annotated[
         str, typer.Option(help="auto, yes or no: compute-sanitizer over each kernel.")
     ] = "auto",
+    reference: Annotated[
+        str | None, typer.Option(help="FILE.py:function that an exported folder computes.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Judge the kernels of a run or an exported folder again, on problems that no search saw."""
     from tuner.commands.verify import run_verify
 
-    if not run_verify(target, seed, sanitizer, json, typer.echo):
+    if not run_verify(target, seed, sanitizer, json, typer.echo, reference=reference):
         raise typer.Exit(1)
 
 

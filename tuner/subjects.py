@@ -6,7 +6,7 @@ A folder is data here, also an exported one: its Python files are compared, neve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runs.export import FILES, TEMPLATES, winners_of
@@ -16,6 +16,7 @@ from runs.store import RunStore
 from runs.templates import manifest as manifests
 from space.variant import Phase, Problem, Shape, dtype_named
 from tuner.errors import NothingFound, UsageError
+from tuner.reference import read_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,8 @@ def _of_export(folder: Path) -> tuple[Subject, ...]:
         manifest = manifests.read(folder)
         for entry in manifest.kernels.values():
             entry.image()
-        functions = manifests.functions(folder)
     except manifests.ManifestError as error:
         raise UsageError(str(error)) from None
-    if functions:
-        raise UsageError(
-            f"{folder} computes {functions[0]}, whose text is not in it; verify the run it is from"
-        )
     found = []
     for name in manifest.kernels:
         keys = [key for key, kernel in manifest.shapes.items() if kernel == name]
@@ -101,6 +97,47 @@ def _of_export(folder: Path) -> tuple[Subject, ...]:
             )  # fmt: skip
             found.append(Subject(name, first.gpu, problem, shapes, folder, name, exported=True))
     return tuple(found)
+
+
+def referred(target: Path, said: str | None, subjects: Sequence[Subject]) -> tuple[Subject, ...]:
+    """Return `subjects` with what each must agree with; `said` is the command's --reference.
+
+    A run names its reference. An export names one by the digest of a file that it does not hold:
+    that file has to be given. Raises UsageError.
+    """
+    functions = () if not subjects[0].exported else _functions(target)
+    if not functions:
+        if said is None:
+            return tuple(subjects)
+        kind = "an exported folder" if subjects[0].exported else "a run, which names its own"
+        raise UsageError(
+            f"--reference {said}: {target} is {kind} and needs none; leave --reference out"
+        )
+    wanted = functions[0]
+    if len(functions) > 1:
+        names = ", ".join(f.name for f in functions)
+        raise UsageError(f"{target} computes several functions, {names}; export each run alone")
+    if said is None:
+        raise UsageError(
+            f"{target} computes {wanted.name}, whose text is not in it; give that file with "
+            f"--reference FILE.py:function, or verify the run it is from"
+        )
+    given = read_reference(said, ()).reference
+    if given.function != wanted.name.rpartition(":")[2] or given.digest != wanted.file_sha256:
+        raise UsageError(
+            f"--reference {said}: {target} computes {wanted.name} of a file with SHA-256 "
+            f"{wanted.file_sha256[:12]}, and this one's is {given.digest[:12]}; give the file that "
+            f"it was made with"
+        )
+    reference = replace(given, scalars=wanted.scalars)
+    return tuple(replace(s, reference=reference) for s in subjects)
+
+
+def _functions(folder: Path) -> tuple[manifests.Function, ...]:
+    try:
+        return manifests.functions(folder)
+    except manifests.ManifestError as error:
+        raise UsageError(str(error)) from None
 
 
 def _kind(key: manifests.ShapeKey) -> tuple[object, ...]:

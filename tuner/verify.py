@@ -20,7 +20,7 @@ from tuner.job import DeviceCanary
 from tuner.options import device_index
 from tuner.reference import check_unchanged
 from tuner.sanitizer import INSTALL, Finding, State, installed, sanitize
-from tuner.subjects import Subject, Verified, subjects_of
+from tuner.subjects import Subject, Verified, referred, subjects_of
 from tuner.worker import JobFailed, Worker, WorkerLost, WorkerUnavailable
 
 if TYPE_CHECKING:
@@ -82,14 +82,15 @@ MakeWorker = Callable[[int], Worker]
 
 
 def plan(
-    target: Path, seed: int | None, sanitizer: str, devices: tuple[str, ...] | None = None
-) -> Plan:
+    target: Path, seed: int | None, sanitizer: str, devices: tuple[str, ...] | None = None,
+    reference: str | None = None,
+) -> Plan:  # fmt: skip
     """Read the target and find its GPU. Raises UsageError, NothingFound, MachineError."""
     if sanitizer not in SANITIZER:
         raise UsageError(f"--sanitizer {sanitizer!r}: auto, yes or no is wanted")
-    subjects = subjects_of(target)
-    for reference in {s.reference for s in subjects if s.reference is not None}:
-        check_unchanged(reference, target)
+    subjects = referred(target, reference, subjects_of(target))
+    for function in {s.reference for s in subjects if s.reference is not None}:
+        check_unchanged(function, target)
     names = device_names() if devices is None else devices
     found = []
     for gpu in (gpu_named(s.gpu) for s in subjects):

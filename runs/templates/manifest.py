@@ -128,8 +128,16 @@ def read(folder: Path) -> Manifest:
         raise ManifestError(f"{path}: {fault}") from None
 
 
-def functions(folder: Path) -> tuple[str, ...]:
-    """Return the names of the functions that kernels compute in place of attention.
+class Function(NamedTuple):
+    """What kernels compute in place of attention; its text is not exported."""
+
+    name: str  #: FILE.py:function
+    file_sha256: str
+    scalars: tuple[tuple[str, float], ...]
+
+
+def functions(folder: Path) -> tuple[Function, ...]:
+    """Return the functions that kernels compute in place of attention.
 
     Raises ManifestError when the manifest cannot be read or is not what was exported.
     """
@@ -138,9 +146,14 @@ def functions(folder: Path) -> tuple[str, ...]:
     try:
         _check_digest(data)
         said = [k.get("computes") for k in data["kernels"].values()]
-        return tuple(dict.fromkeys(str(f["function"]) for f in said if f is not None))
-    except (_Fault, KeyError, TypeError, AttributeError) as error:
+        return tuple(dict.fromkeys(_function(f) for f in said if f is not None))
+    except (_Fault, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManifestError(f"cannot read {path}: {error}") from None
+
+
+def _function(said: Any) -> Function:
+    scalars = tuple(sorted((str(n), float(v)) for n, v in said["scalars"].items()))
+    return Function(str(said["function"]), str(said["file_sha256"]), scalars)
 
 
 def _load(path: Path) -> Any:

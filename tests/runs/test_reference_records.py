@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from runs.store import RunStore
 from runs.templates import manifest as manifests
 from tuner.errors import UsageError
 from tuner.reference import check_unchanged
-from tuner.subjects import subjects_of
+from tuner.subjects import referred, subjects_of
 
 REFERENCE = Reference("/home/a/mine.py", "attend", "ab" * 32, (("softcap", 30.0),))
+FUNCTION = manifests.Function("mine.py:attend", "ab" * 32, (("softcap", 30.0),))
 
 
 def test_a_spec_with_a_reference_is_read_back_and_one_without_stays_as_it_was() -> None:
@@ -69,10 +71,38 @@ def test_the_export_says_what_it_computes(tmp_path: Path) -> None:
         assert entry["computes"] == {
             "function": "mine.py:attend", "file_sha256": "ab" * 32, "scalars": {"softcap": 30.0},
         }  # fmt: skip
-    assert manifests.functions(tmp_path / "out") == ("mine.py:attend",)
+    assert manifests.functions(tmp_path / "out") == (FUNCTION,)
     assert manifests.read(tmp_path / "out").kernels
-    with pytest.raises(UsageError, match=r"computes mine.py:attend, whose text is not in it"):
-        subjects_of(tmp_path / "out")
+
+
+def test_verify_of_an_export_wants_the_file_it_was_made_with(tmp_path: Path) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine.py"
+    mine.write_text(
+        "def attend(q, k, v, *, softcap=10.0): return q\ndef other(q, k, v): return q\n"
+    )
+    digest = hashlib.sha256(mine.read_bytes()).hexdigest()
+    export(referring(tmp_path / "run", dataclasses.replace(REFERENCE, digest=digest)), out)
+    subjects = subjects_of(out)
+    for said, why in [
+        (None, "computes mine.py:attend, whose text is not in it; give that file with --reference"),
+        (f"{mine}:other", f"computes mine.py:attend of a file with SHA-256 {digest[:12]}"),
+    ]:
+        with pytest.raises(UsageError, match=why):
+            referred(out, said, subjects)
+    found = referred(out, f"{mine}:attend", subjects)
+    expected = Reference(str(mine), "attend", digest, (("softcap", 30.0),))
+    assert found and all(s.reference == expected for s in found)  # the export's numbers, not 10.0
+    mine.write_text(mine.read_text() + "#\n")
+    with pytest.raises(UsageError, match="give the file that it was made with"):
+        referred(out, f"{mine}:attend", subjects)
+
+
+def test_verify_wants_no_file_where_none_is_needed(tmp_path: Path) -> None:
+    run = referring(tmp_path / "run", REFERENCE).path
+    export(referring(tmp_path / "plain", None), tmp_path / "out")
+    for target, why in ((run, "a run, which names its own"), (tmp_path / "out", "needs none")):
+        with pytest.raises(UsageError, match=why):
+            referred(target, "mine.py:attend", subjects_of(target))
 
 
 def test_an_export_that_decodes_says_both(tmp_path: Path) -> None:
@@ -80,7 +110,7 @@ def test_an_export_that_decodes_says_both(tmp_path: Path) -> None:
     manifest = export(referring(tmp_path, REFERENCE, store), tmp_path / "out")
     for entry in manifest["kernels"].values():
         assert entry["splits"] and entry["computes"]["function"] == "mine.py:attend"
-    assert manifests.functions(tmp_path / "out") == ("mine.py:attend",)
+    assert manifests.functions(tmp_path / "out") == (FUNCTION,)
 
 
 def test_what_an_export_computes_is_sealed(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ Print = Callable[[str], object]
 def run_verify(
     target: Path, seed: int | None, sanitizer: str, as_json: bool, out: Print,
     devices: tuple[str, ...] | None = None, make_worker: MakeWorker = Worker,
+    reference: str | None = None,
 ) -> bool:  # fmt: skip
     """Judge every kernel of `target` and print its verdict; return whether all hold.
 
     Raises UsageError, NothingFound and MachineError.
     """
-    todo = plan(target, seed, sanitizer, devices)
+    todo = plan(target, seed, sanitizer, devices, reference)
     strange = strange_files(target)
     if not as_json:
         for line in preamble(todo, sanitizer, strange):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codegen.kernel import Cubin, KernelSource, Launch, Resources, SplitRule, Workspace
@@ -39,6 +39,13 @@ class _About:
     nvrtc_version: str
     image_sha256: str
     splits: SplitRule | None = None
+    #: of everything else here: grids and arguments stand in no text and no image; "" before it was
+    sha256: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the other fields, hex."""
+        return hashlib.sha256(codec.to_text(replace(self, sha256="")).encode()).hexdigest()
 
 
 def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
@@ -53,6 +60,7 @@ def write_kernel(folder: Path, source: KernelSource, cubin: Cubin) -> None:
         source.digest, cubin.arch, cubin.key, cubin.resources, cubin.compile_s,
         cubin.nvrtc_version, hashlib.sha256(cubin.image).hexdigest(), source.splits,
     )  # fmt: skip
+    about = replace(about, sha256=about.digest)
     try:
         with private_folder(folder.parent) as private:
             write_synced(private / SOURCE, source.text.encode())
@@ -79,6 +87,8 @@ def read_kernel(folder: Path) -> StoredKernel:
         raise StoreError(f"{folder / ABOUT} is damaged: {error}") from None
     if about.key != folder.name:
         raise StoreError(f"{folder / ABOUT} is damaged: it describes kernel {about.key[:80]!a}")
+    if about.sha256 and about.sha256 != about.digest:
+        raise StoreError(f"{folder / ABOUT} is damaged: its digest differs")
     if hashlib.sha256(image).hexdigest() != about.image_sha256:
         raise StoreError(f"{folder / IMAGE} is damaged: it is not the code that was judged")
     source = KernelSource(

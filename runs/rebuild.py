@@ -22,16 +22,30 @@ from space.gpu import gpu_named
 def kernel_of(store: RunStore, record: TrialRecord) -> StoredKernel:
     """Return a right trial's kernel as it was stored, or built again where none was kept.
 
-    Raises StoreError when the stored one is damaged, or when this version does not emit the text
-    that ran, or cannot build it.
+    Raises StoreError when the stored one is damaged or another's, or when this version does not
+    emit the text that ran, or cannot build it.
     """
     if store.has_kernel(record.cubin_key):
-        return store.kernel(record.cubin_key)
+        return stored_kernel(store, record)
     source = source_of(store, record)
     try:
         return StoredKernel(source, nvrtc.compile_source(source, gpu_named(store.spec.gpu).arch))
     except CodegenError as error:
         raise StoreError(f"{_called(store, record)} cannot be built again: {error}") from None
+
+
+def stored_kernel(store: RunStore, record: TrialRecord) -> StoredKernel:
+    """Return the kernel that a trial was judged by, as it was stored.
+
+    Raises StoreError when it is absent or damaged, or when its text is not the trial's.
+    """
+    stored = store.kernel(record.cubin_key)
+    if stored.source.digest != record.source_digest:
+        raise StoreError(
+            f"{store.path}: trial {record.index} names kernel {record.cubin_key[:12]}, whose text "
+            f"is not the one that it was judged by; the journal or the kernel was changed"
+        )
+    return stored
 
 
 def source_of(store: RunStore, record: TrialRecord) -> KernelSource:
@@ -41,7 +55,7 @@ def source_of(store: RunStore, record: TrialRecord) -> KernelSource:
     ran.
     """
     if store.has_kernel(record.cubin_key):
-        return store.kernel(record.cubin_key).source
+        return stored_kernel(store, record).source
     sketches, what = dict(store.spec.sketches), _called(store, record)
     if record.sketch not in sketches:  # a model gave it to the run
         told = [n.as_dict() for n in store.replay().notes if n.topic == "sketch"]

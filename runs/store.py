@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -257,18 +259,32 @@ def _is_torn(line: bytes) -> bool:
 def _publish_as(private: Path, root: Path, spec: RunSpec) -> bool:
     """Write the specification and give the folder its name; False when the name is taken."""
     body = {"v": codec.SCHEMA, "spec": codec.to_json(spec)}
+    body |= {"sha256": _digest_of(body["spec"])}
     (private / SPEC).unlink(missing_ok=True)
     write_synced(private / SPEC, codec.to_text(body).encode() + b"\n")
     return publish(private, root / spec.run_id)
 
 
+def _digest_of(spec: Any) -> str:
+    """Return the digest of a specification: its trials were judged by nothing else.
+
+    Kernels of one function are those of another when the specification says so.
+    """
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _read_spec(path: Path) -> RunSpec:
     try:
         body = codec.parse(read_regular(path / SPEC).decode())
-        if not isinstance(body, dict) or set(body) != {"v", "spec"}:
+        if not isinstance(body, dict) or set(body) - {"sha256"} != {"v", "spec"}:
             raise CodecError("v and spec are wanted")
         codec.check_schema(body["v"])
-        return codec.from_json(RunSpec, body["spec"])
+        spec = codec.from_json(RunSpec, body["spec"])
+        # runs from before there was a digest lack it
+        if "sha256" in body and body["sha256"] != _digest_of(body["spec"]):
+            raise CodecError("it is not what the run began with: its digest differs")
+        return spec
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(f"{path} is not a run folder: no {SPEC} in it") from None
     except OSError as error:

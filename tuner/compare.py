@@ -12,6 +12,7 @@ from llm_proposer.session import BATCH
 from runs import codec
 from runs.errors import CodecError, StoreError
 from runs.files import private_folder, publish, read_regular, write_synced
+from runs.rebuild import stored_kernel
 from runs.record import (
     Basis,
     Finalist,
@@ -291,7 +292,7 @@ def _final(
     with RunStore.create(folder, replace(plan.base, run_id=name)) as store:
         spec = store.spec
         for origin, record in merged:
-            kernel = origin.kernel(record.cubin_key)
+            kernel = stored_kernel(origin, record)
             store.put_kernel(kernel.source, kernel.cubin)
             store.append(record)
         for note in bench.facts():

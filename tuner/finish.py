@@ -75,7 +75,8 @@ def contenders(spec: RunSpec, history: History) -> tuple[Contender, ...]:
 def choose(finalists: Sequence[Finalist]) -> tuple[Finalist, ...]:
     """Mark the winner of each shape among the trials of one final timing.
 
-    Times whose intervals meet that of the fastest are a tie; the earliest trial of a tie wins,
+    Times whose intervals meet that of the fastest are a tie, unless the interval is a disturbed
+    one's whose median is further off than a contender's may be; the earliest trial of a tie wins,
     so that another run of the same timing names the same kernel.
     """
     winners: dict[Shape, int] = {}
@@ -83,7 +84,8 @@ def choose(finalists: Sequence[Finalist]) -> tuple[Finalist, ...]:
         ours = [f for f in finalists if f.shape == shape and f.trial is not None]
         if ours:
             best = min(ours, key=lambda f: f.timing.median_us)
-            tied = [f for f in ours if f.timing.low_us <= best.timing.high_us]
+            near = [f for f in ours if f.timing.median_us <= NEAR * best.timing.median_us]
+            tied = [f for f in near if f.timing.low_us <= best.timing.high_us]
             winners[shape] = min(f.trial for f in tied if f.trial is not None)
     return tuple(
         replace(f, chosen=f.trial is not None and winners.get(f.shape) == f.trial)

@@ -48,7 +48,8 @@ class ProbeJob:
                             f"are {scores * 8 / 2**30:.0f} GiB of scores a batch element; name "
                             f"shorter --shapes"
                         )
-                save(Path(path), cases_of(function, problem))
+                keys = max((s.seqlen_k for s in shapes), default=0)
+                save(Path(path), cases_of(function, problem, keys))
         except FunctionRefused as refused:
             return Probed(str(refused))
         except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runs.export import FILES, TEMPLATES, winners_of
 from runs.files import read_regular
+from runs.rebuild import stored_kernel
 from runs.record import Reference
 from runs.store import RunStore
 from runs.templates import manifest as manifests
@@ -67,7 +68,7 @@ def _of_run(folder: Path) -> tuple[Subject, ...]:
     for index in dict.fromkeys(w.record.index for w in winners):
         mine = [w for w in winners if w.record.index == index]
         record = mine[0].record
-        store.kernel(record.cubin_key)  # a damaged one is refused here, with its reason
+        stored_kernel(store, record)  # a damaged one is refused here, with its reason
         found.append(
             Subject(
                 f"{record.problem.key} trial {index}", store.spec.gpu, record.problem,

@@ -12,6 +12,7 @@ from typing import TypeVar
 from codegen.headers import find_headers
 from codegen.nvrtc import nvrtc_version
 from runs.export import export
+from runs.rebuild import stored_kernel
 from runs.record import (
     Basis,
     Broken,
@@ -310,7 +311,7 @@ def _loaded(store: RunStore, contenders: Sequence[Contender]) -> tuple[Entry, ..
     """Read the contenders' kernels back from the run's folder."""
     entries = []
     for c in contenders:
-        stored = store.kernel(c.record.cubin_key)
+        stored = stored_kernel(store, c.record)
         entries.append(Entry(c.record.index, stored.source, stored.cubin.image, c.shapes))
     return tuple(entries)
 

@@ -357,15 +357,15 @@ def _key(
     allow_untuned: bool,
 ) -> tuple[Any, ...]:
     """Everything of a call that its packed launch depends on."""
-    target = None if out is None else (out.shape, out.stride(), out.dtype, out.device)
+    target = None if out is None else _layout_of(out)
     counts = None if seqlens_k is None else _layout_of(seqlens_k)
     pages = None if block_table is None else _layout_of(block_table)
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
         q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        causal, scale, allow_untuned, target, counts, pages,
+        q.is_neg(), k.is_neg(), v.is_neg(), causal, scale, allow_untuned, target, counts, pages,
     )  # fmt: skip
 
 
 def _layout_of(t: torch.Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device
+    return t.shape, t.stride(), t.dtype, t.device, t.is_neg()

@@ -43,6 +43,8 @@ def _check_int32(name: str, t: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"{name} is {t.dtype}; int32 is wanted, pass {name}.int()")
     if t.device != device:
         raise ValueError(f"{name} is on {t.device} and q is on {device}")
+    if t.is_neg():
+        raise ValueError(f"{name} is negated by torch when it is read; pass {name}.resolve_neg()")
 
 
 def check_latent(k: torch.Tensor, v: torch.Tensor) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import NamedTuple
 
 import torch
 
 from .cache import check_pages
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
 ALIGNMENT_BYTES = 16  #: of addresses and of row, head and batch strides
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: head dims of absorbed MLA, and the head dim before absorption, which its default scale is of
@@ -79,12 +81,12 @@ def sizes_of(
 def check_scale(scale: float | None, sizes: Sizes) -> float:
     """Return the scale, by default 1/sqrt(D), or 1/sqrt(192) where MLA is absorbed.
 
-    Raises ValueError when it is not finite.
+    Raises ValueError when it is no number that is finite in float32, as kernels take it.
     """
     if scale is None:
         latent = (sizes.head_dim, sizes.head_dim_v) == LATENT_DIMS
         return 1.0 / math.sqrt(LATENT_SCALE_DIM if latent else sizes.head_dim)
-    if isinstance(scale, torch.Tensor) or not math.isfinite(scale):
+    if not isinstance(scale, Real) or not abs(scale) <= FLOAT32_MAX:
         raise ValueError(f"scale is {scale!r}; a finite number is wanted")
     return float(scale)
 
@@ -101,6 +103,11 @@ def check_out(out: torch.Tensor, q: torch.Tensor, sizes: Sizes) -> None:
         raise ValueError(f"out is on {out.device} and q is on {q.device}")
     if any(n > 1 and s == 0 for n, s in zip(out.shape, out.stride(), strict=True)):
         raise ValueError(f"out has stride 0 (an expanded tensor): strides {out.stride()}")
+    reach = 0
+    for stride, n in sorted(zip(out.stride(), out.shape, strict=True)):
+        if n > 1 and stride <= reach:
+            raise ValueError(f"elements of out may lie on one another: strides {out.stride()}")
+        reach += stride * (n - 1)
 
 
 def check_no_grad(*tensors: torch.Tensor) -> None:
@@ -112,8 +119,10 @@ def check_no_grad(*tensors: torch.Tensor) -> None:
 def is_readable(t: torch.Tensor, broadcast: bool = True) -> bool:
     """Whether kernels can use the tensor in place: inner stride 1, all else 16-byte aligned.
 
-    `broadcast` says whether an axis may have stride 0.
+    `broadcast` says whether an axis may have stride 0. What torch negates when it is read cannot.
     """
+    if t.is_neg():
+        return False
     *outer, inner = zip(t.shape, t.stride(), strict=True)
     if inner[1] != 1 and inner[0] > 1:
         return False

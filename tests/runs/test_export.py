@@ -11,16 +11,22 @@ import pytest
 from exported import CAUSAL, FULL, LONG, finalist, make_run, problem
 from records import kernel, measured, timing, trial
 
-from codegen.kernel import Arg, ArgKind
+from codegen.kernel import Arg, ArgKind, KernelSource
 from runs.errors import ExportError, StoreError
 from runs.export import export, remarks
-from runs.record import Basis, Rejected, Stage, TrialClass
+from runs.record import Basis, Rejected, Stage, TrialClass, TrialRecord
 from runs.store import RunStore
 from runs.templates import manifest as manifests
+from tuner.subjects import subjects_of
 
 
 def by_shape(manifest: dict) -> dict:
     return {(s["seqlen_q"], s["causal"], s["gpu"]): s for s in manifest["shapes"]}
+
+
+def of_kernel(record: TrialRecord, source: KernelSource) -> TrialRecord:
+    """The trial of a kernel for FULL."""
+    return dataclasses.replace(record, problem=problem(FULL), source_digest=source.digest)
 
 
 def test_a_folder_is_a_package_with_sources_cubins_and_manifest(tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_the_final_timing_decides(tmp_path: Path) -> None:
     with RunStore.open(store.path, write=True) as writer:
         writer.put_kernel(source, cubin)
         record = trial(2, measured(timing(FULL, 120.0)), cubin.key)
-        writer.append(dataclasses.replace(record, problem=problem(FULL)))
+        writer.append(of_kernel(record, source))
         for event in events:
             writer.append(event)
     shapes = by_shape(export(store, tmp_path / "out"))
@@ -165,6 +171,30 @@ def test_a_damaged_kernel_stops_the_export_before_it_writes(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+def test_a_trial_that_names_the_kernel_of_another_is_not_exported(tmp_path: Path) -> None:
+    """A full kernel in the place of a causal one would be run on every causal call."""
+    store = make_run(tmp_path / "runs")
+    journal = store.path / "journal.jsonl"
+    keys = [r.cubin_key for r in store.replay().history]
+    text = journal.read_text().replace(keys[0], "first").replace(keys[1], keys[0])
+    journal.write_text(text.replace("first", keys[1]))
+    with pytest.raises(StoreError, match="whose text is not the one that it was judged by"):
+        export(store, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(StoreError, match="whose text is not the one that it was judged by"):
+        subjects_of(store.path)
+
+
+def test_a_launch_that_was_changed_is_not_exported(tmp_path: Path) -> None:
+    """A larger tile in the grid leaves rows unwritten, and stands in no text and no image."""
+    store = make_run(tmp_path / "runs")
+    for about in store.path.glob("kernels/*/kernel.json"):
+        assert '"tile":128' in about.read_text()
+        about.write_text(about.read_text().replace('"tile":128', '"tile":256'))
+    with pytest.raises(StoreError, match="is damaged: its digest differs"):
+        export(store, tmp_path / "out")
+
+
 def test_a_choice_that_is_no_right_trial_is_reported(tmp_path: Path) -> None:
     store = make_run(tmp_path / "runs", events=(finalist(7, FULL, chosen=True),))
     with pytest.raises(StoreError, match="trial 7 was chosen but is no right trial"):
@@ -189,7 +219,7 @@ def test_a_kernel_that_wants_more_than_attention_gives_is_refused(
     with RunStore.open(store.path, write=True) as writer:
         writer.put_kernel(dataclasses.replace(source, **change), cubin)
         record = trial(2, measured(timing(FULL, 10.0)), cubin.key)
-        writer.append(dataclasses.replace(record, problem=problem(FULL)))
+        writer.append(of_kernel(record, source))
     with pytest.raises(ExportError, match=message):
         export(store, tmp_path / "out")
 
@@ -249,7 +279,7 @@ def test_a_cluster_is_exported_and_a_launch_that_says_none_is_of_single_blocks(
     with RunStore.open(store.path, write=True) as writer:
         writer.put_kernel(dataclasses.replace(source, launches=(launch,)), cubin)
         record = trial(2, measured(timing(FULL, 2.0)), cubin.key)
-        writer.append(dataclasses.replace(record, problem=problem(FULL)))
+        writer.append(of_kernel(record, source))
     manifest = export(RunStore.open(store.path), tmp_path / "out")
     found = manifests.read(tmp_path / "out").kernels
     assert [k.launches[0].cluster for k in found.values()].count(2) == 1

@@ -201,6 +201,10 @@ def test_zero_kv_heads_are_refused_with_both_numbers(attention: Attention) -> No
         (torch.zeros(2, 65, 4, 16), "out is torch.float32 and q is torch.float16"),
         (torch.zeros(2, 65, 4, 16, dtype=torch.half, device="meta"), "out is on meta and q is on"),
         (torch.zeros(2, 1, 4, 16).half().expand(2, 65, 4, 16), "out has stride 0"),
+        (
+            torch.zeros(9000).half().as_strided((2, 65, 4, 16), (4160, 32, 16, 1)),
+            "elements of out may lie on one another",
+        ),
         ([], "out is a list"),
     ],
 )
@@ -213,10 +217,19 @@ def test_an_out_that_cannot_take_the_result_is_refused(
         attention(*inputs(FULL))
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, torch.tensor(1.0)])
+@pytest.mark.parametrize("scale", [math.nan, math.inf, torch.tensor(1.0), 1e39, 10**400, "1"])
 def test_a_scale_that_is_no_finite_number_is_refused(attention: Attention, scale) -> None:
     with pytest.raises(ValueError, match=r"scale is .*; a finite number is wanted"):
         attention(*inputs(FULL), scale=scale)
+
+
+def test_what_torch_negates_when_it_is_read_is_negated(attention: Attention) -> None:
+    q, k, v = inputs(FULL)
+    want = attention(q, k, v)
+    assert_close(attention(q, k, torch._neg_view(v)), -want)
+    assert_close(attention(torch._neg_view(q), torch._neg_view(k), v), want)
+    out = torch._neg_view(torch.zeros_like(want))
+    assert_close(attention(q, k, v, out=out), want)
 
 
 def test_unknown_arguments_are_errors(attention: Attention) -> None:

@@ -13,7 +13,7 @@ from exported import make_run
 from records import SPEC
 
 from runs import codec
-from runs.errors import CodecError, ExportError
+from runs.errors import CodecError, ExportError, StoreError
 from runs.export import export
 from runs.record import Reference, RunSpec
 from runs.report import report
@@ -61,8 +61,29 @@ def referring(folder: Path, reference: Reference | None, made: RunStore | None =
     path = store.path / SPEC_FILE
     body = json.loads(path.read_text())
     body["spec"]["reference"] = codec.to_json(reference)
+    del body["sha256"]  # as in runs from before there was one
     path.write_text(json.dumps(body))
     return RunStore.open(store.path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"reference": None}, {"reference": {**codec.to_json(REFERENCE), "scalars": []}},
+     {"gpu": "h100"}, {"measure": "predicted"}],
+    ids=str,
+)  # fmt: skip
+def test_a_specification_that_was_changed_is_refused(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    """Kernels that a function was asked of would be exported as plain attention."""
+    spec = dataclasses.replace(SPEC, reference=REFERENCE)
+    with RunStore.create(tmp_path, spec) as store:
+        path = store.path / SPEC_FILE
+    assert RunStore.open(store.path).spec == spec
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps(body | {"spec": body["spec"] | change}))
+    with pytest.raises(StoreError, match="is damaged: it is not what the run began with"):
+        RunStore.open(store.path)
 
 
 def test_the_export_says_what_it_computes(tmp_path: Path) -> None:

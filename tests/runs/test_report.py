@@ -41,7 +41,7 @@ def finished(folder: Path, basis: Basis = Basis.MEASURED) -> RunStore:
     ratio = 0.9 if basis is Basis.MEASURED else None
     right = Measured((timing(SHAPE, 100.0, basis), timing(OTHER, 300.0, basis)), ratio)
     store.append(Note("environment", (("driver", "570.1"), ("evil", EVIL))))
-    store.append(trial(0, right, cubin.key))
+    store.append(replace(trial(0, right, cubin.key), source_digest=source.digest))
     store.append(trial(1, BAD))
     store.append(trial(2, Rejected(BAD.trial_class, BAD.stage, BAD.reason.replace("3", "7"))))
     if basis is Basis.MEASURED:

@@ -248,6 +248,22 @@ def test_each_example_agrees_with_its_sketch_and_not_with_plain_attention(
     assert wrong is not None and "is right" in wrong
 
 
+@pytest.mark.parametrize(("name", "keys"), [("fixed", 16384), ("named", 512)])
+def test_a_window_longer_than_any_usual_problem_is_not_plain_attention(
+    name: str, keys: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4096 keys hide nothing of 2311: the tuned length, or the number itself, must show it."""
+    text = (EXAMPLES / "sliding_window.py").read_text()
+    for function, number in (("fixed", ""), ("named", ", reach=4095")):
+        text += f"\n\ndef {function}(q, k, v, *, scale{number}):\n"
+        reach = "reach" if number else "4095"
+        text += f"    return window_attention(q, k, v, scale=scale, window_left={reach})\n"
+    (tmp_path / "mine.py").write_text(text)
+    asked = ["--reference", f"{tmp_path}/mine.py:{name}", "--shapes", f"1,4,4,{keys},{keys},64"]
+    assert run(tmp_path, *asked) == 2
+    assert f"no built-in program computes mine.py:{name}" in capsys.readouterr().err
+
+
 DISTINCT = ("Softcap", "window(", "alibi", "Add S, bias", "Param ")
 
 

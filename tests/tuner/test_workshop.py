@@ -29,7 +29,7 @@ from space.variant import Shape
 from tuner.cli import main
 from tuner.drift import EVERY
 from tuner.errors import MachineError
-from tuner.finish import contenders
+from tuner.finish import choose, contenders
 from tuner.job import EvalJob, FinalsJob, FinalsResult, PeerKernelsJob, Reading
 from tuner.lanes import Candidate
 from tuner.pools import CompilePool
@@ -220,3 +220,19 @@ def test_first_kernel_is_timed_again_and_the_drift_is_recorded(store: RunStore) 
 def test_a_lost_worker_is_one_line(store: RunStore) -> None:
     with pytest.raises(MachineError, match="no context on this device"):
         shop(store.spec, FakeJudges(lost=True)).peers(store.spec)
+
+
+def test_a_disturbed_time_is_no_tie_with_a_steady_one() -> None:
+    """An interval that another process made wide meets every other."""
+    shape = Shape(1, 1, 1, 64, 64, 64, 64)
+
+    def chosen(*times: tuple[float, float, float]) -> list[str]:
+        finalists = [
+            Finalist(shape, n, f"trial {n}", Timing(shape, *us, 25, Basis.MEASURED))
+            for n, us in enumerate(times)
+        ]
+        return [f.name for f in choose(finalists) if f.chosen]
+
+    steady = (100.0, 99.0, 101.0)
+    assert chosen((150.0, 100.5, 300.0), steady) == ["trial 1"]
+    assert chosen((101.5, 100.5, 103.0), steady) == ["trial 0"]

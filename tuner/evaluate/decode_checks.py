@@ -26,6 +26,9 @@ LAYOUTS = (Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDE
 VERIFY_LAYOUTS = (*LAYOUTS, Layout.MIXED, Layout.ROWS_FIRST, Layout.SECOND_ROW)
 DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE)
 VERIFY_DATA = (*DATA, Data.SENTINEL, Data.SCORES_OVERFLOW, Data.NAN_QUERIES)
+#: keys that give more than 32 splits some of their own at any tile up to 128, and lie in more than
+#: 256 pages of 16: a call on one long cache gets as many, and no tuned shape need have them
+MANY_KEYS, MANY_SPLITS = 4200, 64
 SPLITS = (0, 1, 2, 5, 9)  #: of drawn problems; 0 leaves them to the kernel's rule
 
 
@@ -68,6 +71,7 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
     check("negative scale", (230, 128), Data.NORMAL, Layout.MIXED, scale=minus)
     check("queries that are NaN", (150, 75), Data.NAN_QUERIES, queries=DECODE_QUERIES_MAX)
     check("fewer keys than queries", (3, 1, 0, 9), Data.NORMAL, splits=2, queries=5)
+    check("many splits, none empty", (MANY_KEYS,), Data.NORMAL, splits=MANY_SPLITS)
     return tuple(found)
 
 

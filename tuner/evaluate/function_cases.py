@@ -28,13 +28,20 @@ DECODE_PROBLEMS = (
     ("long keys", Trial(3, 2311, negative=False, splits=5), 1.0),
 )
 EQUAL = 1301  #: both lengths of the long problem of a function that takes equal ones only
+LONGEST = 1 << 17  #: keys of a problem at most
+PAST = 131  #: keys past a number of the function's that may be a length, such as a window
 
 
-def cases_of(function: Function, problem: Problem) -> tuple[Case, ...]:
-    """Return the gate's problems with the function's answers. Raises FunctionRefused."""
+def cases_of(function: Function, problem: Problem, keys: int = 0) -> tuple[Case, ...]:
+    """Return the gate's problems with the function's answers.
+
+    `keys` is how many the shapes that are searched have at most; one problem has as many.
+    Raises FunctionRefused.
+    """
     rng = np.random.default_rng(7)
     found = []
-    for name, trial, factor in DECODE_PROBLEMS if problem.phase is Phase.DECODE else PROBLEMS:
+    usual = DECODE_PROBLEMS if problem.phase is Phase.DECODE else PROBLEMS
+    for name, trial, factor in (*usual, *_longer(function, problem, keys)):
         if not function.unequal:
             length = min(trial.keys, EQUAL)
             trial = replace(trial, rows=length, keys=length)
@@ -66,6 +73,37 @@ def cases_of(function: Function, problem: Problem) -> tuple[Case, ...]:
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def _longer(
+    function: Function, problem: Problem, keys: int
+) -> tuple[tuple[str, Trial, float], ...]:
+    """A problem with more keys than the usual ones, where shapes or the function's numbers do.
+
+    A window of 4096 keys hides nothing of fewer. Lengths past a number are asked for where the
+    function takes them.
+    """
+    if not function.unequal:
+        return ()
+    *_, (name, trial, factor) = DECODE_PROBLEMS if problem.phase is Phase.DECODE else PROBLEMS
+    past = [int(x) + PAST for _, x in function.scalars if x.is_integer() and x < LONGEST]
+    lengths = [min(keys, LONGEST), *(n for n in past if _takes(function, problem, trial.rows, n))]
+    longest = max(lengths)
+    longer = replace(trial, keys=longest)
+    return ((f"{name}: {longest}", longer, factor),) if longest > trial.keys else ()
+
+
+def _takes(function: Function, problem: Problem, rows: int, keys: int) -> bool:
+    """Whether the function gives a result on these lengths."""
+    if keys < rows:
+        return False
+    q, k, v = draw(problem, Trial(rows, keys, negative=False), np.random.default_rng(7))
+    try:
+        tensors = tuple(torch.from_numpy(x) for x in (q, k, v))
+        _given(function, tensors, function.exact_dtype, problem.default_scale, problem)
+    except Exception:  # the user's code raises what it likes
+        return False
+    return True
 
 
 def _most(own: torch.Tensor, exact: torch.Tensor) -> float:

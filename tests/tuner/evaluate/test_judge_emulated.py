@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,7 +61,10 @@ def check_named(problem: Problem, name: str) -> Check:
     return next(c for c in trial_checks(problem) if c.name == name)
 
 
-@pytest.mark.parametrize("name", ["three splits, some empty", "more splits than tiles"])
+MANY = "many splits, none empty"
+
+
+@pytest.mark.parametrize("name", ["three splits, some empty", "more splits than tiles", MANY])
 def test_emitted_kernel_is_right(name: str) -> None:
     check = check_named(PROBLEM, name)
     exam = set_exam(name, make(check, PROBLEM.dtype, torch.device("cpu")))
@@ -79,5 +84,25 @@ def test_kernel_that_is_not_told_the_lengths_is_wrong() -> None:
 
     exam = set_exam("x", make(check, PROBLEM.dtype, torch.device("cpu")))
     said = verify(untold, exam, 0)
+    assert isinstance(said, Rejected)
+    assert said.trial_class is TrialClass.WRONG_OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("while (s_first4 < splits) {", "while (s_first4 < min(splits, 16)) {"),
+        ("__ldg(table + key / 16)", "(__ldg(table + key / 16) & 255)"),
+        ("__ldg(table + key / 16)", "__ldg(table + (key / 16 & 127))"),
+    ],
+    ids=["16 splits combined", "page number of 8 bits", "128 pages of a sequence"],
+)
+def test_what_only_a_long_cache_shows_is_seen(right: str, wrong: str) -> None:
+    source = source_of(PROBLEM)
+    assert right in source.text
+    spoiled = replace(source, text=source.text.replace(right, wrong))
+    check = check_named(PROBLEM, MANY)
+    exam = set_exam(MANY, make(check, PROBLEM.dtype, torch.device("cpu")))
+    said = verify(emulated(spoiled, PROBLEM.dtype), exam, 0)
     assert isinstance(said, Rejected)
     assert said.trial_class is TrialClass.WRONG_OUTPUT

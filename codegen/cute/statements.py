@@ -24,6 +24,7 @@ from codegen.cute.target import Target
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
+from codegen.tl.evaluate import evaluate
 from codegen.tl.printer import to_text
 
 LOG2E = "1.44269504089f"
@@ -293,7 +294,8 @@ class Statements:
             self._each(stmt.name, lambda _: text, target)
         elif stmt.op == "Softcap":
             cap = stmt.args[0]
-            c = float_text(cap.value) if isinstance(cap, ast.Num) else cxx(cap, self.environment)
+            number = evaluate(cap, {})  # by the rules of TL: C++ divides whole numbers down
+            c = cxx(cap, self.environment) if number is None else float_text(number)
             tanh = ELEMENTWISE["Tanh"]
             self._each(stmt.name, lambda x: f"{c} * ({tanh.format(x=f'({x} / {c})')})", target)
         elif stmt.op in ("RowMax", "RowSum"):

@@ -12,8 +12,6 @@ from space.variant import Problem, Shape
 if TYPE_CHECKING:
     from tuner.evaluate.bench import Bench
 
-MOST_SCORES = 1 << 31  #: of one batch element, where a function gives no row alone
-
 
 @dataclass(frozen=True, slots=True)
 class Probed:
@@ -33,7 +31,7 @@ class ProbeJob:
 
     def run(self, bench: Bench | None) -> Probed:
         """Do the work, on the CPU."""
-        from tuner.evaluate.function import Function, FunctionRefused
+        from tuner.evaluate.function import MOST_SCORES, Function, FunctionRefused
         from tuner.evaluate.function_cases import cases_of
         from tuner.evaluate.gate import save
 

@@ -5,6 +5,8 @@ A folder is data here, also an exported one: its Python files are compared, neve
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,12 +163,26 @@ def _variant(shapes: Sequence[Shape]) -> str:
 
 
 def strange_files(target: Path) -> tuple[str, ...]:
-    """Return the names of an exported folder's Python files that this version would not write."""
+    """Return the names of an exported folder's files that are not what they pass for.
+
+    Those are Python files that this version would not write, and kernels' texts that are others
+    than those compiled.
+    """
     if not (target / "manifest.json").is_file():
         return ()
-    return tuple(
-        name for template, name in FILES.items() if not _same(target / name, TEMPLATES / template)
-    )
+    code = [n for template, n in FILES.items() if not _same(target / n, TEMPLATES / template)]
+    return (*code, *_strange_texts(target))
+
+
+def _strange_texts(target: Path) -> list[str]:
+    try:
+        kernels = json.loads(read_regular(target / "manifest.json"))["kernels"].values()
+        known = {str(k["source"]): k["source_sha256"] for k in kernels}
+        names = sorted(f"kernels/{path.name}" for path in (target / "kernels").glob("*.cu"))
+        found = {n: hashlib.sha256(read_regular(target / n)).hexdigest() for n in names}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ["kernels"]
+    return [ascii(n)[1:-1] for n in names if known.get(n) != found[n]]
 
 
 def _same(file: Path, template: Path) -> bool:

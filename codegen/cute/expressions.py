@@ -11,6 +11,12 @@ Environment = dict[str, str]
 LENGTHS = {"num_splits": "splits"}
 
 
+def float_text(value: float) -> str:
+    """Return a finite number as a C++ float: a whole one has a point, or `f` were a suffix."""
+    text = f"{value:.9g}"
+    return f"{text}f" if "." in text or "e" in text else f"{text}.f"
+
+
 def cxx(expr: ast.Expr, environment: Environment, bound: bool = False) -> str:
     """Return C++ for `expr`; names go through `environment`. In a bound, division rounds up.
 

@@ -10,7 +10,7 @@ number that the threads of a row hold alike.
 
 from __future__ import annotations
 
-from codegen.cute.expressions import Environment, cxx
+from codegen.cute.expressions import Environment, cxx, float_text
 from codegen.cute.pointwise_plan import (
     WIDTH,
     Ahead,
@@ -186,7 +186,7 @@ class _Emitter:
             case ast.Copy(dst=ast.Memory.GLOBAL):
                 self._store(stmt)
             case ast.Arith():
-                second = self._at(stmt.b) if isinstance(stmt.b, str) else f"{stmt.b:.9g}f"
+                second = self._at(stmt.b) if isinstance(stmt.b, str) else float_text(stmt.b)
                 self._each(stmt.out, ARITHMETIC[stmt.op].format(a=self._at(stmt.a), b=second))
             case ast.Custom(op="Fill", args=(ast.Num(value=value),)):
                 low = value == float("-inf")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from codegen.cute.bias import uses_distance
 from codegen.cute.copies import Source
-from codegen.cute.expressions import Environment, cxx
+from codegen.cute.expressions import Environment, cxx, float_text
 from codegen.cute.gemm import GemmLowering, load_a_fragments
 from codegen.cute.masks import POSITIONAL_MASKS, MaskPlan, has_sinks, tile_of, visible
 from codegen.cute.plan import Buffer, KernelPlan, LoopPlan
@@ -24,6 +24,7 @@ from codegen.cute.target import Target
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
+from codegen.tl.evaluate import evaluate
 from codegen.tl.printer import to_text
 
 LOG2E = "1.44269504089f"
@@ -254,7 +255,7 @@ class Statements:
         elif isinstance(stmt, ast.Copy):
             self._copy(stmt, inside)
         elif isinstance(stmt, ast.Arith):
-            b = stmt.b if isinstance(stmt.b, str) else f"{stmt.b:.9g}f"
+            b = stmt.b if isinstance(stmt.b, str) else float_text(stmt.b)
             self._arithmetic(stmt.op, stmt.a, b, stmt.out)
         elif isinstance(stmt, ast.Custom):
             self._custom(stmt, inside)
@@ -293,8 +294,8 @@ class Statements:
             self._each(stmt.name, lambda _: text, target)
         elif stmt.op == "Softcap":
             cap = stmt.args[0]
-            c = f"{cap.value:.9g}f" if isinstance(cap, ast.Num) else cxx(cap, self.environment)
-            c = c if "." in c or not isinstance(cap, ast.Num) else c.replace("f", ".f")
+            number = evaluate(cap, {})  # by the rules of TL: C++ divides whole numbers down
+            c = cxx(cap, self.environment) if number is None else float_text(number)
             tanh = ELEMENTWISE["Tanh"]
             self._each(stmt.name, lambda x: f"{c} * ({tanh.format(x=f'({x} / {c})')})", target)
         elif stmt.op in ("RowMax", "RowSum"):

@@ -181,6 +181,9 @@ def test_pipes_in_an_export_and_a_comparison_are_not_waited_for(
     (tmp_path / "out" / "attention.py").unlink()
     os.mkfifo(tmp_path / "out" / "attention.py")
     assert strange_files(tmp_path / "out") == ("attention.py",)
+    text = min((tmp_path / "out/kernels").glob("*.cu"))
+    text.write_text("// not what was compiled\n")
+    assert strange_files(tmp_path / "out") == ("attention.py", f"kernels/{text.name}")
 
 
 @pytest.mark.usefixtures("soon")

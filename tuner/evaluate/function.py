@@ -37,6 +37,7 @@ TENSORS = ("q", "k", "v")
 KEYWORDS = ("scale", "causal")
 SMALL, LONG = 64, 2400  #: lengths of what the function is examined on
 CHUNK_SCORES = 1 << 26  #: most scores of one chunk when every row is looked at
+MOST_SCORES = 1 << 31  #: of one batch element, where a function gives no row alone
 NO_KERNEL = "not implemented for"  #: what torch says where a CPU has no 16-bit form of an operator
 
 
@@ -139,11 +140,16 @@ class Function:
         return torch.cat(parts)
 
     def chunks(self, inputs: Inputs) -> Iterator[Index]:
-        """Yield parts that make up the whole output, when rows can be had alone."""
-        if not self.rows_alone:
-            return
+        """Yield parts that make up the whole output; nothing where one would be too large.
+
+        Where rows cannot be had alone a part is all of a batch element.
+        """
         batch, rows, heads, _ = inputs.q.shape
         step = max(1, CHUNK_SCORES // (heads * max(inputs.keys, 1)))
+        if not self.rows_alone:
+            if heads * rows * inputs.keys > MOST_SCORES:
+                return
+            step = max(rows, 1)
         for b in range(batch):
             for lo in range(0, rows, step):
                 yield slice(b, b + 1), slice(lo, min(lo + step, rows)), slice(None)

@@ -132,8 +132,8 @@ def expect(inputs: Inputs) -> Expected:
 def whole(inputs: Inputs, own_error: float) -> Iterator[Part]:
     """Yield every element of the answer, in float32, one head at a time.
 
-    Heads that share a KV head go together where queries are few: their keys are read once. Of a
-    user's function whose rows do not stand alone, nothing.
+    Heads that share a KV head go together where queries are few: their keys are read once. A
+    user's function whose rows do not stand alone gives a batch element at a time.
     """
     if (function := inputs.function) is not None:
         for index in function.chunks(inputs):
@@ -180,7 +180,7 @@ def _indices_of_function(inputs: Inputs) -> list[Index]:
     assert inputs.function is not None
     starts = _row_starts(rows) if inputs.function.rows_alone else [max(rows - SAMPLE_ROWS, 0)]
     if not inputs.function.has_rows:
-        return [(slice(batch - 1, batch), everything, everything)]
+        return [(slice(b, b + 1), everything, everything) for b in sorted({0, batch - 1})]
     return [
         (slice(b, b + 1), slice(lo, min(lo + SAMPLE_ROWS, rows)), everything)
         for b in sorted({0, batch - 1})

@@ -167,3 +167,19 @@ def test_a_scalar_with_a_name_of_the_frame_is_refused(gpu: str) -> None:
     assert "float cap" in emitted(capped, mha(), gpu).text
     with pytest.raises(PlanError, match="a scalar cannot be called n: the kernel uses the name"):
         emitted(capped.replace("S, cap", "S, n"), mha(), gpu)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Compute Softcap S, 1e-5", "1e-05f * ("), ("Compute Softcap S, 30", "30.f * ("),
+        ("Compute Softcap S, 7 / 2", "4.f * ("), ("Compute Add S, 2", " + 2.f;"),
+        ("Compute Add S, 1e-5", " + 1e-05f;"),
+        ("Compute Add S, 0.5", " + 0.5f;"),
+    ],
+)  # fmt: skip
+def test_numbers_are_floats_of_cxx(line: str, said: str) -> None:
+    """Neither `1e-05.f` nor `2f` is one, and `7 / 2` is 4 in TL and 3 in C++."""
+    text = sketches("mha", False)["forward"]
+    text = text.replace("  Compute Softmax", f"  {line}\n  Compute Softmax", 1)
+    assert said in emitted(text, mha(), "a100").text

@@ -137,6 +137,22 @@ def test_rows_of_a_large_problem_are_those_of_all(
     assert bool((covered == 1).all())
 
 
+def test_every_batch_of_a_function_whose_rows_do_not_stand_alone_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large problem the first and the last in a trial, every element in the finals."""
+    function = Function.load(written(tmp_path, f"return ({PLAIN}) / q.shape[1]"), FULL)
+    assert function.rows is Rows.NONE
+    monkeypatch.setattr(references, "WHOLE_SCORES", 1)
+    check = Check("large", small_shape(FULL, 4, 90, 130))
+    inputs = make(check, FULL.dtype, CPU, function)
+
+    assert [p.index[0].start for p in expect(inputs)] == [0, 3]
+    seen = list(whole(inputs, 1e-3))
+    assert [p.index[0].start for p in seen] == [0, 1, 2, 3]
+    assert all(p.exact.shape == (1, *inputs.q.shape[1:]) for p in seen)
+
+
 def test_rows_that_see_nothing_are_zero() -> None:
     function = Function.load(SOFTCAP, CAUSAL)
     check = Check("more rows than keys", small_shape(CAUSAL, 1, 200, 72), Data.NORMAL)

@@ -37,9 +37,11 @@ from runs.record import (
     Finalist,
     Finished,
     History,
+    Measured,
     Note,
     Resumed,
     RunSpec,
+    Timing,
     TrialRecord,
 )
 
@@ -178,11 +180,14 @@ class RunStore:
         """Read the journal. Raises StoreError naming the first damaged line before the last."""
         lines = self._lines()
         events: list[Any] = []
+        seen: set[int] = set()
         for number, line in enumerate(lines, start=1):
             if number == len(lines) and _is_torn(line):
                 return Replay(tuple(events), torn=True)
             try:
-                events.append(codec.decode_event(line.decode()))
+                event = codec.decode_event(line.decode())
+                _check_belongs(event, self.spec, seen)
+                events.append(event)
             except (CodecError, UnicodeDecodeError) as error:
                 where = f"{self.path / JOURNAL} line {number}"
                 raise StoreError(f"{where} is damaged: {error}") from None
@@ -254,6 +259,30 @@ def _is_torn(line: bytes) -> bool:
     except (CodecError, UnicodeDecodeError):
         return True
     return not line.endswith(b"\n")
+
+
+def _check_belongs(event: Event, spec: RunSpec, seen: set[int]) -> None:
+    """Raise CodecError for a trial or a time that no run of this specification wrote.
+
+    `seen` holds the trials before it, and takes it in.
+    """
+    times: tuple[Timing, ...] = ()
+    if isinstance(event, TrialRecord):
+        if event.index in seen:
+            raise CodecError(f"trial {event.index} is there twice")
+        seen.add(event.index)
+        said, wanted = (event.problem.dtype, event.problem.phase), (spec.dtype, spec.phase)
+        if said != wanted:
+            raise CodecError(
+                f"trial {event.index} is of {' '.join(said)} and the run of {' '.join(wanted)}"
+            )
+        if isinstance(event.outcome, Measured):
+            times = event.outcome.timings
+    elif isinstance(event, Finalist):
+        times = (event.timing,)
+    for t in times:
+        if t.basis is not spec.measure:
+            raise CodecError(f"a time is {t.basis} and the run's are {spec.measure}")
 
 
 def _publish_as(private: Path, root: Path, spec: RunSpec) -> bool:

@@ -113,7 +113,7 @@ def effects(
     legal = _legal(spec, winner, gpu)
     text = dict(spec.sketches)[winner.sketch]
     tried = list(changes(legal, winner.point))
-    answers = answers_of(spec.reference, winner.problem)
+    answers = answers_of(spec, winner.problem)
 
     def submit(point: Point) -> Future[Built | Rejected | Broken]:
         return compiles.submit(

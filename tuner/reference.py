@@ -139,11 +139,13 @@ def function_text(reference: Reference) -> str:
     return read_reference(f"{reference.path}:{reference.function}", ()).text
 
 
-def answers_of(reference: Reference | None, problem: Problem) -> Path | None:
-    """Return where the gate finds the function's answers for a problem."""
+def answers_of(spec: RunSpec, problem: Problem) -> Path | None:
+    """Return where the gate finds the function's answers for a problem and its longest shape."""
+    reference = spec.reference
     if reference is None:
         return None
-    told = f"{reference.digest} {reference.function} {reference.scalars} {problem.key}"
+    keys = max((s.seqlen_k for s in spec.shapes if problem.serves(s)), default=0)
+    told = f"{reference.digest} {reference.function} {reference.scalars} {problem.key} {keys}"
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "tltune" / "references" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.npz"
 
@@ -157,7 +159,7 @@ def examine(spec: RunSpec) -> None:
     assert reference is not None
     problems = problems_in(spec)
     jobs = tuple(
-        (p, tuple(s for s in spec.shapes if p.serves(s)), str(answers_of(reference, p)))
+        (p, tuple(s for s in spec.shapes if p.serves(s)), str(answers_of(spec, p)))
         for p in problems
     )
     worker = Worker(None)

@@ -79,7 +79,7 @@ def agrees(text: str, spec: RunSpec) -> str | None:
     for problem in problems_in(spec):
         if problem.causal == masked:
             program = bind(parse(text), problem, TILES)
-            wrong = gate.fault(program, problem, answers_of(spec.reference, problem))
+            wrong = gate.fault(program, problem, answers_of(spec, problem))
             if wrong is not None:
                 return wrong
     return None

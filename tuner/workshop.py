@@ -80,7 +80,7 @@ def open_workshop(spec: RunSpec, gpu: GpuSpec, device: int | None, workers: int 
 
 
 def _builder(workers: int, spec: RunSpec, gpu: GpuSpec) -> Builder:
-    return Builder(CompilePool(workers), workers, gpu, spec.reference)
+    return Builder(CompilePool(workers), workers, gpu, spec)
 
 
 def limit_s(shapes: Sequence[Shape], gpu: GpuSpec, reference: Reference | None = None) -> float:
@@ -93,11 +93,9 @@ def limit_s(shapes: Sequence[Shape], gpu: GpuSpec, reference: Reference | None =
 class Builder:
     """Turns candidates into compile jobs."""
 
-    def __init__(
-        self, pool: Compiles, workers: int, gpu: GpuSpec, reference: Reference | None = None
-    ) -> None:
+    def __init__(self, pool: Compiles, workers: int, gpu: GpuSpec, spec: RunSpec) -> None:
         self.pool = pool
-        self.reference = reference
+        self.spec = spec
         self.gpu = gpu
         self.depth = workers + AHEAD
         self._cache = cubin_cache()
@@ -112,7 +110,7 @@ class Builder:
                 self.gpu.name,
                 self.gpu.arch,
                 self._cache,
-                answers=answers_of(self.reference, candidate.problem),
+                answers=answers_of(self.spec, candidate.problem),
             )
         )
 

@@ -32,7 +32,12 @@ def make_run(
 ) -> RunStore:
     """A run of one full and one causal kernel, the full one timed on both its shapes."""
     spec = dataclasses.replace(
-        SPEC, run_id=f"20261130T1200Z-gqa-{gpu}", gpu=gpu, shapes=SHAPES, measure=basis
+        SPEC,
+        run_id=f"20261130T1200Z-gqa-{gpu}",
+        gpu=gpu,
+        shapes=SHAPES,
+        measure=basis,
+        dtype=DType.FP16,
     )
     with RunStore.create(root, spec) as store:
         for index, (name, shapes) in enumerate((("full", (FULL, LONG)), ("causal", (CAUSAL,)))):

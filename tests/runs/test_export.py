@@ -156,7 +156,7 @@ def test_a_run_without_a_right_kernel_has_nothing_to_export(tmp_path: Path) -> N
     journal = store.path / "journal.jsonl"
     journal.write_text("")
     with RunStore.open(store.path, write=True) as writer:
-        writer.append(trial(0, wrong))
+        writer.append(dataclasses.replace(trial(0, wrong), problem=problem(FULL)))
     with pytest.raises(ExportError, match=r"no right kernel in .*gqa-h200"):
         export(store, tmp_path / "out")
     assert not (tmp_path / "out").exists()

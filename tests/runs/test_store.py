@@ -8,12 +8,24 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from records import EVENTS, OTHER, SHAPE, SPEC, finalist, kernel, trial
+from records import (
+    EVENTS,
+    OTHER,
+    PROBLEM,
+    SHAPE,
+    SPEC,
+    finalist,
+    kernel,
+    measured,
+    timing,
+    trial,
+)
 from store_contract import StoreContract
 
 from runs.errors import StoreError
-from runs.record import Event, Finished, Note, Resumed, RunSpec
+from runs.record import Basis, Event, Finished, Note, Resumed, RunSpec, TrialRecord
 from runs.store import Replay, RunStore, new_run_id
+from space.variant import DType
 
 
 @pytest.fixture
@@ -116,3 +128,23 @@ def test_run_ids_are_utc() -> None:
     noon = datetime(2026, 11, 30, 13, 0, tzinfo=timezone(timedelta(hours=1)))
     assert new_run_id("mla", "l40s", noon) == "20261130T1200Z-mla-l40s"
     assert new_run_id("mla", "l40s")[:4] == str(datetime.now(UTC).year)
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (trial(0), "trial 0 is there twice"),
+        (dataclasses.replace(trial(9), problem=dataclasses.replace(PROBLEM, dtype=DType.FP16)),
+         "trial 9 is of fp16 prefill and the run of bf16 prefill"),
+        (trial(9, measured(timing(basis=Basis.PREDICTED))), "a time is predicted and the run's"),
+    ],
+    ids=["doubled", "another dtype", "predicted"],
+)  # fmt: skip
+def test_an_event_that_the_run_did_not_write_is_damage(
+    event: TrialRecord, said: str, tmp_path: Path
+) -> None:
+    with RunStore.create(tmp_path, SPEC) as store:
+        store.append(trial(0))
+        store.append(event)
+    with pytest.raises(StoreError, match=f"journal.jsonl line 2 is damaged: {said}"):
+        RunStore.open(store.path).replay()

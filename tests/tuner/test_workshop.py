@@ -160,7 +160,7 @@ def store(tmp_path: Path) -> RunStore:
 
 
 def shop(spec: RunSpec, judges: FakeJudges) -> DeviceWorkshop:
-    return DeviceWorkshop(Builder(IdlePool(), 1, GPUS["a100"]), judges, spec)
+    return DeviceWorkshop(Builder(IdlePool(), 1, GPUS["a100"], spec), judges, spec)
 
 
 def test_a_finalist_that_fails_makes_room_for_the_next_best(store: RunStore) -> None:

@@ -47,9 +47,7 @@ def record(index: int, point: Point, rule: Rule, basis: Basis = Basis.MEASURED) 
 
 
 def folder(root: Path, rule: Rule, basis: Basis = Basis.MEASURED) -> Path:
-    spec = RunSpec(
-        "20261130T1200Z-mha-h200", "mha", "h200", DType.BF16, SHAPES, 9, 0, Basis.MEASURED
-    )
+    spec = RunSpec("20261130T1200Z-mha-h200", "mha", "h200", DType.BF16, SHAPES, 9, 0, basis)
     with RunStore.create(root, spec) as store:
         for index, point in enumerate(points()):
             store.append(record(index, point, rule, basis))

@@ -240,7 +240,7 @@ def test_fields_of_the_specification(
     ("change", "said"),
     [
         (lambda t: t.update(sketch="../x"), "none of this run's space"),
-        (lambda t: t.update(index=4), "none of this run's space"),
+        (lambda t: t.update(index=4), "trial 4 is there twice"),
         (lambda t: t.update(index=HUGE), "64 are read"),
         (lambda t: t.update(smem_bytes=HUGE), "64 are read"),
         (lambda t: t.update(compile_s=HUGE), "64 are read"),

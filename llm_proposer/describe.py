@@ -53,9 +53,7 @@ def problem_text(problem: Problem, shapes: Iterable[Shape]) -> str:
     if problem.head_dim != problem.head_dim_v:
         dims = f"head dim {problem.head_dim} for Q and K, {problem.head_dim_v} for V and O"
     mask = "causal" if problem.causal else "not causal"
-    description = variant_named(problem.variant).description
-    if problem.phase is Phase.DECODE:
-        description = description.removesuffix(", prefill 192/128")
+    description = variant_named(problem.variant).described(problem.phase)
     lines = [f"{description}; {problem.dtype}; {dims}; {mask}."]
     if problem.phase is Phase.DECODE:
         lines += _decode_lines(problem)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from codegen.kernel import Resources
 from space.params import Point
-from space.variant import DType, Phase, Problem, Shape
+from space.variant import DType, Phase, Problem, Shape, problems_of
 
 
 class TrialClass(StrEnum):
@@ -150,6 +150,15 @@ class RunSpec:
     phase: Phase = Phase.PREFILL
     #: keys in a page of the cache of a decode run, 0 for a cache in one piece
     page: int = 0
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The run's problems, in order of its shapes."""
+        return problems_of(self.variant, self.dtype, self.shapes, self.phase, self.page)
+
+    def shapes_of(self, problem: Problem) -> tuple[Shape, ...]:
+        """Return the run's shapes that kernels of a problem compute."""
+        return tuple(s for s in self.shapes if problem.serves(s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from runs.store import Replay, RunStore
 from runs.svg import Bar, Line, bar_chart, line_chart
 from runs.templates.report_page import definitions, facts, folded, page, section, table
 from space.gpu import GpuSpec, gpu_named
-from space.variant import Problem, Shape, problems_of
+from space.variant import Shape
 
 FORMULA = (
     "FLOPs = 2 · B · Hq · (D + Dv) · visible pairs; visible pairs = Sq · Sk without a mask, the "
@@ -62,11 +62,6 @@ class _Run:
     @property
     def predicted(self) -> bool:
         return self.spec.measure is Basis.PREDICTED
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        s = self.spec
-        return problems_of(s.variant, s.dtype, s.shapes, s.phase, s.page)
 
 
 def report(store: RunStore, talks: Sequence[Talk] = ()) -> str:
@@ -150,7 +145,7 @@ def _figures(run: _Run) -> str:
 def _curves(run: _Run) -> str:
     seconds = elapsed_s(run.store.dated())
     by_trials, by_seconds = [], []
-    for problem in run.problems:
+    for problem in run.spec.problems:
         steps = best_so_far(run.replay.sound, problem, run.spec.shapes, seconds)
         name = problem_name(problem)
         by_trials.append(Line(name, tuple((float(s.trial), s.tflops) for s in steps)))
@@ -172,7 +167,7 @@ def _roofline(run: _Run) -> str:
     charts = []
     spec, gpu = run.spec, run.gpu
     unit = "TFLOP/s predicted" if run.predicted else "TFLOP/s"
-    for problem in run.problems:
+    for problem in run.spec.problems:
         bars = []
         for w in run.winners:
             if not problem.serves(w.shape):
@@ -208,7 +203,7 @@ def _length(shape: Shape) -> str:
 
 
 def _importances(run: _Run) -> str:
-    found = {p: importances(run.replay.history, p) for p in run.problems}
+    found = {p: importances(run.replay.history, p) for p in run.spec.problems}
     known = {p: shares for p, shares in found.items() if shares is not None}
     if not known:
         return f'<p class="quiet">No problem has {LEAST_TRIALS} right kernels: too few to say.</p>'

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -44,6 +42,7 @@ from runs.record import (
     Timing,
     TrialRecord,
 )
+from runs.templates.manifest import digest_of
 
 SPEC, JOURNAL, LOCK, SKETCHES, KERNELS = "spec.json", "journal.jsonl", "lock", "sketches", "kernels"
 
@@ -288,19 +287,10 @@ def _check_belongs(event: Event, spec: RunSpec, seen: set[int]) -> None:
 def _publish_as(private: Path, root: Path, spec: RunSpec) -> bool:
     """Write the specification and give the folder its name; False when the name is taken."""
     body = {"v": codec.SCHEMA, "spec": codec.to_json(spec)}
-    body |= {"sha256": _digest_of(body["spec"])}
+    body |= {"sha256": digest_of(body)}
     (private / SPEC).unlink(missing_ok=True)
     write_synced(private / SPEC, codec.to_text(body).encode() + b"\n")
     return publish(private, root / spec.run_id)
-
-
-def _digest_of(spec: Any) -> str:
-    """Return the digest of a specification: its trials were judged by nothing else.
-
-    Kernels of one function are those of another when the specification says so.
-    """
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_spec(path: Path) -> RunSpec:
@@ -311,7 +301,7 @@ def _read_spec(path: Path) -> RunSpec:
         codec.check_schema(body["v"])
         spec = codec.from_json(RunSpec, body["spec"])
         # runs from before there was a digest lack it
-        if "sha256" in body and body["sha256"] != _digest_of(body["spec"]):
+        if "sha256" in body and body["sha256"] != digest_of(body):
             raise CodecError("it is not what the run began with: its digest differs")
         return spec
     except (FileNotFoundError, NotADirectoryError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from space.constraint import Constraint
+from space.constraint import Constraint, over_block_smem, over_sm_smem
 from space.decode import DECODE_CONSTRAINTS, decode_registers, decode_smem_bytes, decode_space
 from space.decode_mma import (
     DECODE_MMA_CONSTRAINTS,
@@ -126,10 +126,7 @@ def _rows_per_warp(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 
 
 def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
-    wanted = smem_bytes(problem, point)
-    if wanted > gpu.smem_per_block_bytes:
-        return f"{wanted} bytes of shared memory wanted, {gpu.smem_per_block_bytes} there"
-    return None
+    return over_block_smem(smem_bytes(problem, point), gpu)
 
 
 def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
@@ -141,12 +138,8 @@ def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 
 def _fits_sm(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     blocks = point["blocks_per_sm"]
-    smem = blocks * (smem_bytes(problem, point) + gpu.smem_reserved_bytes)
-    if smem > gpu.smem_per_sm_bytes:
-        return (
-            f"{blocks} blocks an SM want {smem} bytes of shared memory, "
-            f"{gpu.smem_per_sm_bytes} there"
-        )
+    if (fault := over_sm_smem(smem_bytes(problem, point), blocks, gpu)) is not None:
+        return fault
     threads = blocks * point["warps"] * WARP
     if threads > gpu.threads_per_sm:
         return f"{blocks} blocks an SM want {threads} threads, {gpu.threads_per_sm} there"

@@ -7,7 +7,7 @@ keys. One consumer warpgroup computes the scores and the output; for absorbed ML
 
 from __future__ import annotations
 
-from space.constraint import Constraint
+from space.constraint import Constraint, over_block_smem, over_sm_smem
 from space.gpu import GpuSpec
 from space.hopper import MMA_STEP, REGISTERS_BY_ROLE, WARPGROUP_ROWS
 from space.params import Param, Point, Space
@@ -89,16 +89,8 @@ def _columns_of_warpgroups(problem: Problem, point: Point, gpu: GpuSpec) -> str 
 
 
 def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
-    wanted, blocks = decode_smem_bytes(problem, point), point["blocks_per_sm"]
-    if wanted > gpu.smem_per_block_bytes:
-        return f"{wanted} bytes of shared memory wanted, {gpu.smem_per_block_bytes} there"
-    smem = blocks * (wanted + gpu.smem_reserved_bytes)
-    if smem > gpu.smem_per_sm_bytes:
-        return (
-            f"{blocks} blocks an SM want {smem} bytes of shared memory, "
-            f"{gpu.smem_per_sm_bytes} there"
-        )
-    return None
+    wanted = decode_smem_bytes(problem, point)
+    return over_block_smem(wanted, gpu) or over_sm_smem(wanted, point["blocks_per_sm"], gpu)
 
 
 def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:

@@ -7,7 +7,7 @@ tile's keys in Q.K^T and shares of V's columns in P.V; P and the row maxima meet
 
 from __future__ import annotations
 
-from space.constraint import Constraint
+from space.constraint import Constraint, over_block_smem, over_sm_smem
 from space.decode import fits_combine
 from space.gpu import GpuSpec
 from space.params import Param, Point, Space
@@ -124,10 +124,7 @@ def _columns_shared(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 
 
 def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
-    wanted = mma_decode_smem_bytes(problem, point)
-    if wanted > gpu.smem_per_block_bytes:
-        return f"{wanted} bytes of shared memory wanted, {gpu.smem_per_block_bytes} there"
-    return None
+    return over_block_smem(mma_decode_smem_bytes(problem, point), gpu)
 
 
 def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
@@ -139,12 +136,8 @@ def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 
 def _fits_sm(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     blocks = point["blocks_per_sm"]
-    smem = blocks * (mma_decode_smem_bytes(problem, point) + gpu.smem_reserved_bytes)
-    if smem > gpu.smem_per_sm_bytes:
-        return (
-            f"{blocks} blocks an SM want {smem} bytes of shared memory, "
-            f"{gpu.smem_per_sm_bytes} there"
-        )
+    if (fault := over_sm_smem(mma_decode_smem_bytes(problem, point), blocks, gpu)) is not None:
+        return fault
     threads = blocks * point["warps"] * WARP
     registers = mma_decode_registers(problem, point, not gpu.has_cp_async)
     budget = min(gpu.registers_per_sm // threads // 8 * 8, gpu.registers_per_thread)

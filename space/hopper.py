@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from space.constraint import Constraint
+from space.constraint import Constraint, over_block_smem
 from space.gpu import GpuSpec
 from space.params import Param, Point, Space
 from space.variant import Problem
@@ -109,10 +109,7 @@ def _rows_per_warpgroup(problem: Problem, point: Point, gpu: GpuSpec) -> str | N
 
 
 def _fits_smem(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
-    wanted = hopper_smem_bytes(problem.head_dim, problem.head_dim_v, point)
-    if wanted > gpu.smem_per_block_bytes:
-        return f"{wanted} bytes of shared memory wanted, {gpu.smem_per_block_bytes} there"
-    return None
+    return over_block_smem(hopper_smem_bytes(problem.head_dim, problem.head_dim_v, point), gpu)
 
 
 def _fits_registers(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:

@@ -40,6 +40,12 @@ class Variant:
     description: str
     #: (heads, kv_heads, head_dim, head_dim_v) of the shapes that `--shapes paper` stands for
     paper_heads: tuple[tuple[int, int, int, int], ...]
+    prefill: str = ""  #: what its prefill has of its own
+
+    def described(self, phase: Phase) -> str:
+        """Return the description, with what the phase has of its own."""
+        own = self.prefill if phase is Phase.PREFILL else ""
+        return f"{self.description}, prefill {own}" if own else self.description
 
     def admits(self, shape: Shape) -> str | None:
         """Return why `shape` is not of this variant, or None when it is."""
@@ -63,7 +69,7 @@ VARIANTS: dict[str, Variant] = {
         ),
         Variant("gqa", "grouped-query attention, Hq a multiple of Hkv", ((32, 8, 128, 128),)),
         Variant("mqa", "multi-query attention, one KV head", ((32, 1, 128, 128),)),
-        Variant("mla", "multi-head latent attention, prefill 192/128", ((16, 16, 192, 128),)),
+        Variant("mla", "multi-head latent attention", ((16, 16, 192, 128),), "192/128"),
     )
 }
 

@@ -61,11 +61,11 @@ def briefing_of(spec: RunSpec, gpu: GpuSpec, lanes: Sequence[Lane], run: str) ->
 
 
 def _variant(spec: RunSpec) -> str:
-    said = variant_named(spec.variant).description
+    said = variant_named(spec.variant).described(spec.phase)
     if spec.phase is Phase.PREFILL:
         return f"{spec.variant}: {said}, prefill"
     cache = f"pages of {spec.page} keys" if spec.page else "a cache in one piece"
-    return f"{spec.variant}: {said.removesuffix(', prefill 192/128')}, decode from {cache}"
+    return f"{spec.variant}: {said}, decode from {cache}"
 
 
 def card(gpu: GpuSpec) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llm_proposer.session import BATCH
 from runs import codec
-from runs.errors import CodecError, StoreError
-from runs.files import private_folder, publish, read_regular, write_synced
+from runs.errors import CodecError
+from runs.files import read_regular
 from runs.rebuild import stored_kernel
 from runs.record import (
     Basis,
@@ -41,10 +42,10 @@ from tuner.options import (
     spec_of,
     workers_of,
 )
+from tuner.plans import PLAN, begin_folder
 from tuner.session import Machine, Workshop, guided, run_lanes, with_sketches
 
 ARMS = ("llm", "search", "assisted", "random")
-PLAN = "plan.json"
 FORMAT = "tltune-comparison"
 WAITS = "waits for the first replies"
 MAX_SEEDS = 1000
@@ -112,23 +113,15 @@ def check_model(options: Options, proposer: str, model: str | None) -> None:
 
 def begin(root: Path, plan: Plan) -> tuple[Path, Plan]:
     """Make the comparison's folder under `root`; its name may get a number. Raises StoreError."""
-    number, named = 1, plan
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        while True:
-            with private_folder(root) as private:
-                body = {
-                    "format": FORMAT, "arms": list(named.arms), "seeds": named.seeds,
-                    "base": codec.to_json(named.base),
-                }  # fmt: skip
-                write_synced(private / PLAN, codec.to_text(body).encode() + b"\n")
-                if publish(private, root / named.base.run_id):
-                    return root / named.base.run_id, named
-            number += 1
-            base = replace(plan.base, run_id=f"{plan.base.run_id}-{number}")
-            named = replace(plan, base=base)
-    except OSError as error:
-        raise StoreError(f"cannot write a comparison into {root}: {error.strerror}") from None
+
+    def body(base: RunSpec) -> dict[str, Any]:
+        return {
+            "format": FORMAT, "arms": list(plan.arms), "seeds": plan.seeds,
+            "base": codec.to_json(base),
+        }  # fmt: skip
+
+    folder, base = begin_folder(root, plan.base, body)
+    return folder, replace(plan, base=base)
 
 
 def read_plan(folder: Path) -> Plan:

@@ -115,7 +115,7 @@ class ModelGuide:
         return Subject(lane.sketch, lane.text, lane.problem, self._gpu, space, task.shapes, start)
 
     def _task(self, problem: Problem) -> Task:
-        shapes = tuple(s for s in self._spec.shapes if problem.serves(s))
+        shapes = self._spec.shapes_of(problem)
         return Task(problem, self._gpu, shapes, reference=self._function)
 
     def _is_stalled(self, lane: Lane) -> bool:

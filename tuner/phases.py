@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runs.record import RunSpec
 from space.variant import (
     DECODE_QUERIES_MAX,
     LATENT_DIMS,
     PAGE_SIZES,
     Phase,
-    Problem,
     Shape,
     Variant,
     decode_shapes,
     paper_shapes,
-    problems_of,
     with_causal,
 )
 from tuner.errors import UsageError
@@ -88,8 +85,3 @@ def masked(shape: Shape, phase: Phase, causal: bool | None) -> tuple[Shape, ...]
         return (with_causal(shape, False),)
     masks = (False, True) if causal is None else (causal,)
     return tuple(with_causal(shape, mask) for mask in masks)
-
-
-def problems_in(spec: RunSpec) -> tuple[Problem, ...]:
-    """Return the problems of a run, in order of its shapes."""
-    return problems_of(spec.variant, spec.dtype, spec.shapes, spec.phase, spec.page)

@@ -19,7 +19,6 @@ from runs.files import read_regular
 from runs.record import Reference, RunSpec
 from space.variant import Problem
 from tuner.errors import UsageError
-from tuner.phases import problems_in
 from tuner.probe import ProbeJob
 from tuner.worker import JobFailed, Worker, WorkerLost, WorkerUnavailable
 
@@ -144,7 +143,7 @@ def answers_of(spec: RunSpec, problem: Problem) -> Path | None:
     reference = spec.reference
     if reference is None:
         return None
-    keys = max((s.seqlen_k for s in spec.shapes if problem.serves(s)), default=0)
+    keys = max((s.seqlen_k for s in spec.shapes_of(problem)), default=0)
     told = f"{reference.digest} {reference.function} {reference.scalars} {problem.key} {keys}"
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "tltune" / "references" / f"{hashlib.sha256(told.encode()).hexdigest()[:32]}.npz"
@@ -157,11 +156,8 @@ def examine(spec: RunSpec) -> None:
     """
     reference = spec.reference
     assert reference is not None
-    problems = problems_in(spec)
-    jobs = tuple(
-        (p, tuple(s for s in spec.shapes if p.serves(s)), str(answers_of(spec, p)))
-        for p in problems
-    )
+    problems = spec.problems
+    jobs = tuple((p, spec.shapes_of(p), str(answers_of(spec, p))) for p in problems)
     worker = Worker(None)
     try:
         said = worker.run(ProbeJob(reference, jobs, PROBE_S)).fault

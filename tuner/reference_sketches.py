@@ -14,7 +14,6 @@ from space.variant import Phase
 from tuner.errors import UsageError
 from tuner.evaluate import gate
 from tuner.options import Options
-from tuner.phases import problems_in
 from tuner.reference import (
     Source,
     answers_of,
@@ -60,7 +59,7 @@ def completed(text: str, spec: RunSpec, reference: Reference) -> str:
 
     Raises UsageError when it reads one that the reference does not give.
     """
-    problem = problems_in(spec)[0]
+    problem = spec.problems[0]
     wanted = bind(parse(text), problem, TILES).scalars
     given = dict(reference.scalars)
     if missing := [s for s in wanted if s != "scale" and s not in given]:
@@ -76,7 +75,7 @@ def completed(text: str, spec: RunSpec, reference: Reference) -> str:
 def agrees(text: str, spec: RunSpec) -> str | None:
     """Return what the interpreter finds wrong with a sketch on the spec's problems, or None."""
     masked = is_causal(parse(text))
-    for problem in problems_in(spec):
+    for problem in spec.problems:
         if problem.causal == masked:
             program = bind(parse(text), problem, TILES)
             wrong = gate.fault(program, problem, answers_of(spec, problem))

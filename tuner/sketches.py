@@ -17,7 +17,6 @@ from space.gpu import GpuSpec
 from space.params import Param, Space
 from space.variant import Phase, Problem
 from tuner.errors import UsageError
-from tuner.phases import problems_in
 
 
 def read_sketch(path: Path) -> tuple[str, Sketch]:
@@ -96,7 +95,7 @@ def with_user_sketch(spec: RunSpec, path: Path, causal: bool | None) -> RunSpec:
             f"a digit or _ and have at most {MAX_NAME} characters before .tl; rename the file"
         )
     spec = replace(spec, shapes=shapes, sketches=((name, text),))
-    if found := {d: None for p in problems_in(spec) for d in check(sketch, p)}:
+    if found := {d: None for p in spec.problems for d in check(sketch, p)}:
         raise TLError(tuple(found))
     check_splits(path, sketch, spec.phase)
     return spec
@@ -122,7 +121,7 @@ def sketched_spaces(spec: RunSpec, gpu: GpuSpec) -> Sequence[tuple[str, str, Pro
     for name, text in spec.sketches:
         sketch = parse(text)
         choices = sketch_choices(sketch)
-        for problem in problems_in(spec):
+        for problem in spec.problems:
             if problem.causal == is_causal(sketch):
                 space = restricted(name, space_for(problem, gpu, Backend(spec.backend)), choices)
                 pairs.append((name, text, problem, space))

@@ -23,11 +23,10 @@ from runs.record import Basis, Broken, Measured, Rejected, RunSpec, Stage
 from space.constraints import Backend, space_for
 from space.gpu import GpuSpec
 from space.legal import legal_points
-from space.variant import Problem, Shape, SpaceError
+from space.variant import Problem, SpaceError
 from tuner.errors import UsageError
 from tuner.lanes import Candidate
 from tuner.loop import Bench
-from tuner.phases import problems_in
 from tuner.reference import function_text
 from tuner.reference_sketches import completed
 from tuner.sketches import restricted
@@ -94,7 +93,7 @@ def sampled(
     no reference computes is not compared with anything: it gets to the checker at most.
     """
     known: dict[tuple[str, str], tuple[Level, str]] = {}
-    for problem in problems_in(spec):
+    for problem in spec.problems:
         task = task_of(spec, problem, gpu, words)
         for number in range(samples):
             for way in ways:
@@ -127,7 +126,7 @@ def reached(
     """Take a program without faults as far as it gets; return the level and what stopped it."""
     try:
         if spec.reference is not None:
-            text = completed(text, replace(spec, shapes=_served(spec, problem)), spec.reference)
+            text = completed(text, replace(spec, shapes=spec.shapes_of(problem)), spec.reference)
         choices = sketch_choices(parse(text))
         space = restricted("sample", space_for(problem, gpu, Backend(spec.backend)), choices)
         legal = legal_points(problem, gpu, space)
@@ -147,10 +146,6 @@ def reached(
     if isinstance(outcome, Measured):
         return Level.RIGHT, ""
     return Level.COMPILED, f"{outcome.trial_class}: {_head(outcome.reason)}"
-
-
-def _served(spec: RunSpec, problem: Problem) -> tuple[Shape, ...]:
-    return tuple(s for s in spec.shapes if problem.serves(s))
 
 
 def _head(reason: str) -> str:

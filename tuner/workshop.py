@@ -36,7 +36,6 @@ from tuner.evaluate.model import predict
 from tuner.finish import Contender, PeerTimes, contenders, rejection
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob, Reading
 from tuner.lanes import Candidate
-from tuner.phases import problems_in
 from tuner.pools import CompilePool, Compiles, GpuPool, Judges
 from tuner.reference import answers_of
 from tuner.session import Machine, Workshop
@@ -302,7 +301,7 @@ class DeviceWorkshop:
 
 
 def _shapes_by_problem(spec: RunSpec) -> list[tuple[Problem, tuple[Shape, ...]]]:
-    return [(p, tuple(s for s in spec.shapes if p.serves(s))) for p in problems_in(spec)]
+    return [(p, spec.shapes_of(p)) for p in spec.problems]
 
 
 def _loaded(store: RunStore, contenders: Sequence[Contender]) -> tuple[Entry, ...]:

@@ -29,9 +29,7 @@ def emit_partial(plan: DecodePlan, target: Target, out: Writer) -> None:
     base, kernel = plan.base, plan.base.kernel
     out.line(f'extern "C" __global__ void __launch_bounds__({plan.threads}, {base.blocks_per_sm})')
     out.line(f"{base.entry}(")
-    parts = [_parameter(kernel, arg) for arg in base.args]
-    for k, part in enumerate(parts):
-        out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
+    out.parameters([_parameter(kernel, arg) for arg in base.args])
     with out.block(")"):
         _position(plan, out)
         statements = DecodeStatements(plan, target, out)

@@ -6,7 +6,7 @@ from codegen.cute.decode_gemm import DecodeGemm
 from codegen.cute.decode_plan import DecodePlan
 from codegen.cute.decode_softmax import SharedSoftmax
 from codegen.cute.expressions import cxx
-from codegen.cute.masks import MaskPlan
+from codegen.cute.masks import MaskPlan, last_key
 from codegen.cute.plan import Buffer, LoopPlan
 from codegen.cute.pointwise import packed_row
 from codegen.cute.register_copies import element_row, fragment_of, tensor_of
@@ -116,7 +116,6 @@ class DecodeStatements(Statements):
         first = f"{var} * {loop.columns} + (lane & 3) * 2"
         if self.decode.shared:
             first += f" + column_warp * {fragment.columns}"
-        last = "keys - 1"
         with (
             out.block("" if always else f"if ({var} >= {var}_full)"),
             out.unrolled("m", fragment.m_atoms),
@@ -125,7 +124,7 @@ class DecodeStatements(Statements):
             if mask.causal:
                 row = element_row(fragment.rows_per_warp, "row0")
                 out.line(f"int const row = {row};")
-                last = "min(keys - 1, row / group + diagonal)"
+            last = last_key(mask, "row / group", "keys - 1")
             out.line(f"int const last = {last} - ({first});")
             with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
                 score = f"{mask.scores}[m][n][r * 2 + c]"

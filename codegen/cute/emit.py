@@ -41,10 +41,8 @@ def _signature(plan: KernelPlan) -> list[str]:
 
 def _kernel(plan: KernelPlan, target: Target, out: Writer) -> None:
     out.line(f'extern "C" __global__ void __launch_bounds__({plan.threads}, {plan.blocks_per_sm})')
-    signature = _signature(plan)
     out.line(f"{plan.entry}(")
-    for k, part in enumerate(signature):
-        out.line(f"    {part}{',' if k < len(signature) - 1 else ''}")
+    out.parameters(_signature(plan))
     with out.block(")"):
         out.line("int const tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;")
         out.line("uint32_t const smem_at = cast_smem_ptr_to_uint(smem);")

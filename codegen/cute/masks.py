@@ -119,6 +119,16 @@ def _fold(function: str, terms: list[str]) -> str:
     return text
 
 
+def last_key(mask: MaskPlan, query: str, end: str) -> str:
+    """C++ for the last key that a query sees; `end` is the last that there is."""
+    ends = [end]
+    if mask.causal:
+        ends.append(f"{query} + diagonal")
+    if mask.window:
+        ends.append(f"{query} + diagonal + {mask.window.right}")
+    return _fold("min", ends)
+
+
 def visible(
     masks: tuple[MaskPlan, ...], row0: str, rows: int, columns: int
 ) -> tuple[str, str, str]:

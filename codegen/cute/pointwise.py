@@ -56,8 +56,7 @@ class _Emitter:
                 parts.append(f"int64_t {arg.name.replace('.', '_stride_')}")
             else:
                 parts.append(f"{'float' if arg.kind is ArgKind.FLOAT else 'int'} {arg.name}")
-        for k, part in enumerate(parts):
-            out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
+        out.parameters(parts)
         with out.block(")"):
             out.line("int const planes = kv_heads * batch;")
             if plan.groups > 1:

@@ -133,8 +133,7 @@ class _Emitter(Sm90Writer):
                 parts.append(f"int* {arg.name}")
             else:
                 parts.append(f"{'float' if arg.kind is ArgKind.FLOAT else 'int'} {arg.name}")
-        for k, part in enumerate(parts):
-            out.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
+        out.parameters(parts)
         with out.block(")"):
             out.line("int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);")
             out.line("uint32_t const smem_at = cast_smem_ptr_to_uint(smem);")

@@ -112,9 +112,7 @@ class _Emitter:
             f'extern "C" __global__ void __launch_bounds__({plan.threads}, {plan.blocks_per_sm})'
         )
         out.line(f"{plan.base.entry}(")
-        signature = self._signature()
-        for k, text in enumerate(signature):
-            out.line(f"    {text}{',' if k < len(signature) - 1 else ''}")
+        out.parameters(self._signature())
         with out.block(")"):
             out.line("int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);")
             out.line("uint32_t const smem_at = cast_smem_ptr_to_uint(smem);")

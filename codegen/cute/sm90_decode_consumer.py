@@ -6,7 +6,7 @@ follower with the same place in the fragment, so that the follower rescales and 
 
 from __future__ import annotations
 
-from codegen.cute.masks import MaskPlan
+from codegen.cute.masks import MaskPlan, last_key
 from codegen.cute.panel import Panel
 from codegen.cute.plan import LoopPlan
 from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
@@ -256,17 +256,9 @@ class DecodeConsumer:
             )
         with out.block(f"if ({touched})"), out.unrolled("r", 2):
             first = f"{var} * {plan.keys} + (lane & 3) * 2"
-            ends = ["keys - 1"]
             if mask.causal or mask.window:
                 out.line(f"int const query = (row0 + warp * {STEP} + r * 8 + lane / 4) / group;")
-            if mask.causal:
-                ends.append("query + diagonal")
-            if mask.window:
-                ends.append(f"query + diagonal + {mask.window.right}")
-            last = ends[0]
-            for end in ends[1:]:
-                last = f"min({last}, {end})"
-            out.line(f"int const last = {last} - ({first});")
+            out.line(f"int const last = {last_key(mask, 'query', 'keys - 1')} - ({first});")
             test = "n * 8 + c > last"
             if mask.window:
                 out.line(f"int const first = query + diagonal - {mask.window.left} - ({first});")

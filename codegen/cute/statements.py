@@ -9,7 +9,7 @@ from codegen.cute.bias import uses_distance
 from codegen.cute.copies import Source
 from codegen.cute.expressions import Environment, cxx, float_text
 from codegen.cute.gemm import GemmLowering, load_a_fragments
-from codegen.cute.masks import POSITIONAL_MASKS, MaskPlan, has_sinks, tile_of, visible
+from codegen.cute.masks import POSITIONAL_MASKS, MaskPlan, has_sinks, last_key, tile_of, visible
 from codegen.cute.plan import Buffer, KernelPlan, LoopPlan
 from codegen.cute.register_copies import (
     RegisterCopies,
@@ -212,15 +212,7 @@ class Statements:
         ):
             out.line(f"int const row = {element_row(fragment.rows_per_warp, 'row0')};")
             first = f"{tile} * {loop.columns} + (lane & 3) * 2"
-            ends = ["N - 1"]
-            if mask.causal:
-                ends.append("row + diagonal")
-            if mask.window:
-                ends.append(f"row + diagonal + {mask.window.right}")
-            last = ends[0]
-            for end in ends[1:]:
-                last = f"min({last}, {end})"
-            out.line(f"int const last = {last} - ({first});")
+            out.line(f"int const last = {last_key(mask, 'row', 'N - 1')} - ({first});")
             test = "n * 8 + c > last"
             if mask.window:
                 out.line(f"int const first = row + diagonal - {mask.window.left} - ({first});")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from codegen.errors import PlanError
@@ -29,6 +29,11 @@ class Writer:
         """Append each line of a block of text."""
         for line in text.strip("\n").splitlines():
             self.line(line)
+
+    def parameters(self, parts: Sequence[str]) -> None:
+        """Append the parameters of a function, one to a line; the parentheses are the caller's."""
+        for k, part in enumerate(parts):
+            self.line(f"    {part}{',' if k < len(parts) - 1 else ''}")
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:

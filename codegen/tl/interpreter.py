@@ -30,13 +30,12 @@ from codegen.tl.ast import (
     Reshape,
     Rows,
     Stmt,
-    walk,
 )
 from codegen.tl.evaluate import Number, evaluate
 from codegen.tl.flow import Block, names_in
 from codegen.tl.machine import Machine, Origin, Value
 from codegen.tl.numerics import UNARY, Array, alibi_slopes, divide, subtract
-from codegen.tl.roles import accumulators_of
+from codegen.tl.roles import accumulators_of, softmax_tiles
 from space.variant import DType
 
 #: splits of a program that leaves them open: with short keys the last ones are empty
@@ -394,8 +393,3 @@ class _Block:
             case _:
                 raise ValueError(f"unknown mask {kind}")
         return replace(value, hidden=hidden if value.hidden is None else value.hidden | hidden)
-
-
-def softmax_tiles(block: Block) -> frozenset[str]:
-    """Return the names that a Softmax of the block works on."""
-    return frozenset(s.name for s in walk(block) if isinstance(s, Custom) and s.op == "Softmax")

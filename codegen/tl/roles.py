@@ -91,3 +91,8 @@ def implied_maxima(block: Block) -> frozenset[str]:
         for s in walk(block)
         if isinstance(s, Arith) and s.op == "Subtract" and s.b in maxima and s.a not in whole
     )
+
+
+def softmax_tiles(block: Block) -> frozenset[str]:
+    """Return the names that a Softmax of the block works on."""
+    return frozenset(s.name for s in walk(block) if isinstance(s, Custom) and s.op == "Softmax")

@@ -16,8 +16,8 @@ from llm_proposer.errors import NotConfigured
 from llm_proposer.proposer import REPAIRS
 from llm_proposer.session import BATCH, open_session
 from runs import codec
-from runs.errors import CodecError, StoreError
-from runs.files import private_folder, publish, read_regular, write_synced
+from runs.errors import CodecError
+from runs.files import read_regular
 from runs.record import Basis, RunSpec
 from runs.store import new_run_id
 from space.gpu import gpu_named
@@ -34,13 +34,14 @@ from tuner.options import (
     spec_of,
     workers_of,
 )
-from tuner.phases import problems_in
+from tuner.plans import PLAN, begin_folder
 from tuner.reference import check_unchanged, examine, read_reference
 from tuner.session import Machine
 from tuner.terminal import make_console
 from tuner.ways import WAYS, Level, Rate, Sample, Say, rates, sampled
 
-FORMAT, PLAN, RESULT = "tltune-ways", "plan.json", "ways.json"
+FORMAT, RESULT = "tltune-ways", "ways.json"
+MAX_SAMPLES, MAX_REPAIRS = 1000, 10
 USUAL_DIM = 128  #: head dim that a sketch is asked for, where several are meant
 
 
@@ -62,10 +63,10 @@ def plan_of(
     chosen = tuple(dict.fromkeys(w.strip() for w in ways.split(",")))
     if unknown := [w for w in chosen if w not in WAYS]:
         raise UsageError(f"unknown way {unknown[0]!r}; known ways: {', '.join(WAYS)}")
-    if not 1 <= samples <= 1000:
-        raise UsageError(f"--samples {samples} is not from 1 to 1000")
-    if not 0 <= repairs <= 10:
-        raise UsageError(f"--repairs {repairs} is not from 0 to 10")
+    if not 1 <= samples <= MAX_SAMPLES:
+        raise UsageError(f"--samples {samples} is not from 1 to {MAX_SAMPLES}")
+    if not 0 <= repairs <= MAX_REPAIRS:
+        raise UsageError(f"--repairs {repairs} is not from 0 to {MAX_REPAIRS}")
     if (options.proposer or "builtin") == "builtin":
         raise UsageError("a model has to be asked: say --proposer openai or --proposer batch:DIR")
     gpu = gpu_of(options, devices)
@@ -100,35 +101,29 @@ def is_ways(folder: Path) -> bool:
 
 def begin(root: Path, plan: Plan) -> tuple[Path, Plan]:
     """Make the folder under `root`; its name may get a number. Raises StoreError."""
-    number, named = 1, plan
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        while True:
-            with private_folder(root) as private:
-                body = {
-                    "format": FORMAT, "ways": list(named.ways), "samples": named.samples,
-                    "repairs": named.repairs, "base": codec.to_json(named.base),
-                }  # fmt: skip
-                write_synced(private / PLAN, codec.to_text(body).encode() + b"\n")
-                if publish(private, root / named.base.run_id):
-                    return root / named.base.run_id, named
-            number += 1
-            run_id = f"{plan.base.run_id}-{number}"
-            named = replace(plan, base=replace(plan.base, run_id=run_id))
-    except OSError as error:
-        raise StoreError(f"cannot write into {root}: {error.strerror}") from None
+
+    def body(base: RunSpec) -> dict[str, Any]:
+        return {
+            "format": FORMAT, "ways": list(plan.ways), "samples": plan.samples,
+            "repairs": plan.repairs, "base": codec.to_json(base),
+        }  # fmt: skip
+
+    folder, base = begin_folder(root, plan.base, body)
+    return folder, replace(plan, base=base)
 
 
 def read_plan(folder: Path) -> Plan:
     """Read a plan back. Raises UsageError."""
     try:
         body = codec.parse(read_regular(folder / PLAN).decode())
-        ways, numbers = tuple(body["ways"]), (body["samples"], body["repairs"])
+        ways, samples, repairs = tuple(body["ways"]), body["samples"], body["repairs"]
         if body.get("format") != FORMAT or not set(ways) <= set(WAYS) or not ways:
             raise CodecError("its format or ways are others")
-        if not all(type(n) is int for n in numbers) or not 1 <= numbers[0] <= 1000:
-            raise CodecError("samples or repairs are none")
-        return Plan(ways, *numbers, codec.from_json(RunSpec, body["base"]))
+        if type(samples) is not int or not 1 <= samples <= MAX_SAMPLES:
+            raise CodecError(f"samples are not from 1 to {MAX_SAMPLES}")
+        if type(repairs) is not int or not 0 <= repairs <= MAX_REPAIRS:
+            raise CodecError(f"repairs are not from 0 to {MAX_REPAIRS}")
+        return Plan(ways, samples, repairs, codec.from_json(RunSpec, body["base"]))
     except (OSError, UnicodeDecodeError, CodecError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{folder} is no sampling of ways: {error}") from None
 
@@ -264,9 +259,9 @@ def sketch_of_model(
     """
     one_mask = replace(options, causal=bool(options.causal))
     plan = plan_of(one_mask, way, samples, REPAIRS, machine.devices)
-    problems = problems_in(plan.base)
+    problems = plan.base.problems
     shown = next((p for p in problems if p.head_dim == USUAL_DIM), problems[0])
-    shapes = tuple(s for s in plan.base.shapes if shown.serves(s))
+    shapes = plan.base.shapes_of(shown)
     plan = replace(plan, base=replace(plan.base, shapes=shapes))
     folder, plan = begin(options.runs_dir, plan)
     found, _ = take(folder, plan, options, machine, say, words)

@@ -11,28 +11,22 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import torch
 
 from runs.files import read_regular
 from runs.record import Reference
-from space.variant import DType, Phase, Problem
+from space.variant import Phase, Problem
 from tuner.evaluate.gate import heads_of
+from tuner.evaluate.inputs import TORCH_DTYPE, Check, Inputs, Triple
+from tuner.evaluate.reference import Index
 
-if TYPE_CHECKING:
-    from tuner.evaluate.cache import Cache
-    from tuner.evaluate.inputs import Check, Inputs
-
-Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Index = tuple[slice, slice, slice]
 Call = Callable[..., object]
 
-TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 TENSORS = ("q", "k", "v")
 KEYWORDS = ("scale", "causal")
 SMALL, LONG = 64, 2400  #: lengths of what the function is examined on
@@ -112,9 +106,10 @@ class Function:
 
     def at(self, inputs: Inputs, dtype: torch.dtype, index: Index) -> torch.Tensor:
         """Return the part of the output at `index`, computed in `dtype`."""
+        batches, rows, heads = index
         if inputs.cache is not None:
-            return self._of_sequences(inputs, inputs.cache, dtype, index)
-        batches, rows, _ = index
+            alone = (slice(None), rows, heads)
+            return torch.cat([self.at(one, dtype, alone) for one in inputs.sequences(batches)])
         lo, hi, _ = rows.indices(inputs.q.shape[1])
         k, v = inputs.k[batches], inputs.v[batches]
         if (lo, hi) != (0, inputs.q.shape[1]) and self.rows is Rows.PREFIX:
@@ -125,19 +120,6 @@ class Function:
             return q.new_zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
         copies = (t.to(dtype, copy=True) for t in (q, k, v))
         return self(*copies, inputs.scale, inputs.causal)  # type: ignore[call-arg]
-
-    def _of_sequences(
-        self, inputs: Inputs, cache: Cache, dtype: torch.dtype, index: Index
-    ) -> torch.Tensor:
-        """The function of each sequence of a decode problem and its own keys."""
-        batches, rows, heads = index
-        lengths = cache.lengths(inputs.k)
-        parts = []
-        for b in range(inputs.q.shape[0])[batches]:
-            k, v = (cache.sequence(t, b, lengths[b]) for t in (inputs.k, inputs.v))
-            one = replace(inputs, q=inputs.q[b : b + 1], k=k, v=v, cache=None)
-            parts.append(self.at(one, dtype, (slice(None), rows, heads)))
-        return torch.cat(parts)
 
     def chunks(self, inputs: Inputs) -> Iterator[Index]:
         """Yield parts that make up the whole output; nothing where one would be too large.
@@ -254,7 +236,7 @@ class _Examiner:
 
     def _at_operand_type(self) -> None:
         try:
-            self._checked(self._draw(2, SMALL, SMALL, TORCH[self.problem.dtype]))
+            self._checked(self._draw(2, SMALL, SMALL, TORCH_DTYPE[self.problem.dtype]))
         except FunctionRefused as refused:
             if NO_KERNEL not in str(refused):  # the device has what this CPU lacks
                 raise

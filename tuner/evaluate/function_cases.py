@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from space.variant import Phase, Problem
-from tuner.evaluate.function import NO_KERNEL, TORCH, Function, FunctionRefused
+from tuner.evaluate.function import NO_KERNEL, Function, FunctionRefused
 from tuner.evaluate.gate import NEGATIVE, Case, Trial, draw, rounded
+from tuner.evaluate.inputs import TORCH_DTYPE
 
 #: (name, problem, factor of Q and K): off every tile, past usual windows, and with logits that a
 #: cap or another bend of the scores changes
@@ -54,7 +55,7 @@ def cases_of(function: Function, problem: Problem, keys: int = 0) -> tuple[Case,
         q, k, v = (torch.from_numpy(x) for x in arrays)
         try:
             exact = _given(function, (q, k, v), function.exact_dtype, scale, problem)
-            own = _given(function, (q, k, v), TORCH[problem.dtype], scale, problem)
+            own = _given(function, (q, k, v), TORCH_DTYPE[problem.dtype], scale, problem)
         except FunctionRefused:
             raise
         except Exception as error:  # the user's code raises what it likes
@@ -65,7 +66,7 @@ def cases_of(function: Function, problem: Problem, keys: int = 0) -> tuple[Case,
         most = _most(own, exact)
         if not math.isfinite(most):  # an overflow on the way: see the judge's own yardstick
             wide = _given(function, (q, k, v), torch.float32, scale, problem)
-            most = _most(wide.to(TORCH[problem.dtype]).double(), exact)
+            most = _most(wide.to(TORCH_DTYPE[problem.dtype]).double(), exact)
         found.append(
             Case(
                 name, *arrays, scale, exact.nan_to_num(nan=0.0).numpy(),

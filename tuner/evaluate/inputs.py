@@ -6,8 +6,8 @@ Tensors are [batch, rows, heads, columns]. `make` is the entry; a `Check` names 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -121,6 +121,14 @@ class Inputs:
     def tables(self) -> tuple[tuple[str, torch.Tensor], ...]:
         """What a kernel reads beside Q, K and V, by name."""
         return () if self.cache is None else self.cache.tables
+
+    def sequences(self, batches: slice = slice(None)) -> Iterator[Inputs]:
+        """Yield each sequence of a decode problem as a problem of its own, without a cache."""
+        assert self.cache is not None
+        lengths = self.cache.lengths(self.k)
+        for b in range(self.q.shape[0])[batches]:
+            k, v = (self.cache.sequence(t, b, lengths[b]) for t in (self.k, self.v))
+            yield replace(self, q=self.q[b : b + 1], k=k, v=v, cache=None)
 
     def given_to(self, prepare: Callable[..., R], out: torch.Tensor) -> R:
         """Hand the problem to a kernel's `prepare`, with its cache where it has one."""

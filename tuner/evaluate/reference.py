@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from tuner.evaluate.cache import Cache
 from tuner.evaluate.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -41,7 +40,13 @@ def attention(
     """
     batches, rows, heads = index
     if inputs.cache is not None:
-        return _of_sequences(inputs, inputs.cache, dtype, index, scores_dtype)
+        alone = (slice(None), rows, heads)
+        return torch.cat(
+            [
+                attention(x, dtype, alone, scores_dtype=scores_dtype)
+                for x in inputs.sequences(batches)
+            ]
+        )
     q, k, v = inputs.tensors
     first = rows.indices(q.shape[1])[0] + k.shape[1] - q.shape[1]  # last key the first row sees
     group = max(q.shape[2] // max(k.shape[2], 1), 1)
@@ -66,21 +71,6 @@ def attention(
             out[:, lo : lo + step, done : done + width] = result
         done += width
     return out
-
-
-def _of_sequences(
-    inputs: Inputs, cache: Cache, dtype: torch.dtype, index: Index,
-    scores_dtype: torch.dtype | None,
-) -> torch.Tensor:  # fmt: skip
-    """Attention of each sequence of a decode problem over its own keys."""
-    batches, rows, heads = index
-    lengths = cache.lengths(inputs.k)
-    parts = []
-    for b in range(inputs.q.shape[0])[batches]:
-        k, v = (cache.sequence(t, b, lengths[b]) for t in (inputs.k, inputs.v))
-        one = replace(inputs, q=inputs.q[b : b + 1], k=k, v=v, cache=None)
-        parts.append(attention(one, dtype, (slice(None), rows, heads), scores_dtype=scores_dtype))
-    return torch.cat(parts)
 
 
 def _sharing(heads: range, group: int, packed: bool) -> Iterator[range]:

@@ -16,4 +16,8 @@ class StoreError(RunError):
 
 
 class ExportError(RunError):
-    """A run that has nothing to export, or a folder that cannot be written."""
+    """Runs that cannot be exported together, or a folder that cannot be written."""
+
+
+class NothingToExport(ExportError):
+    """Runs without a right kernel."""

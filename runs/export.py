@@ -23,7 +23,7 @@ from typing import Any
 
 from codegen.kernel import ArgKind
 from runs import codec
-from runs.errors import ExportError, StoreError
+from runs.errors import ExportError, NothingToExport, StoreError
 from runs.files import private_folder, publish, read_regular, write_synced
 from runs.kernels import StoredKernel
 from runs.rebuild import kernel_of
@@ -97,7 +97,7 @@ def export(runs: RunStore | Sequence[RunStore], out: Path) -> dict[str, Any]:
     winners = _best([w for store, replay in replays for w in winners_of(store, replay)])
     if not winners:
         names = ", ".join(str(s.path) for s in stores)
-        raise ExportError(f"nothing to export: no right kernel in {names}")
+        raise NothingToExport(f"nothing to export: no right kernel in {names}")
     kernels: dict[str, StoredKernel] = {}
     manifest = _manifest(replays, winners, kernels)
     try:

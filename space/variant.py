@@ -195,6 +195,10 @@ def check_shape(shape: Shape) -> None:
                 f"most {DECODE_QUERIES_MAX} queries; prefill has head dims 192 and 128"
             )
         return
+    if shape.head_dim == LATENT_DIMS[0]:
+        raise SpaceError(
+            f"shape {shape.key}: head dim 576 is absorbed MLA's, whose Dv is 512; use 576,512"
+        )
     for name, dim in (("D", shape.head_dim), ("Dv", shape.head_dim_v)):
         if dim < HEAD_DIM_MIN or dim > HEAD_DIM_MAX or dim % HEAD_DIM_STEP:
             raise SpaceError(

@@ -13,7 +13,8 @@ Causal = Annotated[
 ]
 PhaseName = Annotated[str | None, typer.Option(help="prefill (default) or decode.")]
 PageSize = Annotated[
-    int | None, typer.Option(help="Decode: keys in a page of the cache; 0 = not paged.")
+    int | None,
+    typer.Option(help="Decode: keys in a page of the cache: 16, 64 or 128; 0 = not paged."),
 ]
 
 Function = Annotated[

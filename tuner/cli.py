@@ -12,7 +12,7 @@ import typer
 
 from space.variant import SpaceError
 from tuner.arguments import Causal, Dtype, Function, Gpu, PageSize, PhaseName, Scalars
-from tuner.errors import MachineError, TuneError
+from tuner.errors import MachineError, TuneError, UsageError
 from tuner.options import Options
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ def compare(
     gpu: Gpu = None,
     budget: Annotated[int, typer.Option(help="Programs that every run may judge.")] = 60,
     arms: Annotated[
-        str, typer.Option(help="Two or more of llm, search, assisted, random.")
-    ] = "llm,search,assisted,random",
+        str | None, typer.Option(help="Two or more of llm, search, assisted, random (default all).")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of every arm.")] = 3,
     phase: PhaseName = None,
     page_size: PageSize = None,
@@ -251,13 +251,18 @@ def compare(
     ways: Annotated[
         str | None, typer.Option(help="sketch, two-stage, one-step: pass@k of a model's programs.")
     ] = None,
-    samples: Annotated[int, typer.Option(help="With --ways: programs of each way.")] = 10,
-    repairs: Annotated[int, typer.Option(help="With --ways: repairs of each program.")] = 0,
+    samples: Annotated[
+        int | None, typer.Option(help="With --ways: programs of each way; default 10.")
+    ] = None,
+    repairs: Annotated[
+        int | None, typer.Option(help="With --ways: repairs of each program; default 0.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this comparison.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say whether the proposer helped: the same search with, without and by proposals alone."""
     from tuner.commands.compare import run_compare
+    from tuner.compare import ARMS
 
     options = Options(
         variant, gpu, budget, phase, dtype, causal, tuple(shapes or ()), backend, proposer, sketch,
@@ -267,9 +272,15 @@ def compare(
     from tuner.commands.ways import is_ways, run_ways
 
     if ways is not None or (resume is not None and is_ways(resume)):
+        if arms is not None:
+            raise UsageError("--arms is a comparison of its own; leave it or --ways out")
+        samples, repairs = 10 if samples is None else samples, repairs or 0
         run_ways(options, ways or "", samples, repairs, context.obj["machine"]())
         return
-    run_compare(options, arms, seeds, context.obj["machine"]())
+    for name, given in (("--samples", samples), ("--repairs", repairs)):
+        if given is not None:
+            raise UsageError(f"{name} goes with --ways; add that or leave {name} out")
+    run_compare(options, arms or ",".join(ARMS), seeds, context.obj["machine"]())
 
 
 @app.command()
@@ -349,7 +360,7 @@ def _this_machine() -> Machine:
 def _exit_code(error: Exception) -> int | None:
     """The exit code of an error that a user can act on, None for a fault of this program."""
     from codegen.errors import TLError, ToolchainMissing
-    from runs.errors import ExportError, RunError
+    from runs.errors import NothingToExport, RunError
 
     match error:
         case TuneError():
@@ -358,7 +369,7 @@ def _exit_code(error: Exception) -> int | None:
             return 2
         case ToolchainMissing():
             return MachineError.exit_code
-        case ExportError():
+        case NothingToExport():
             return 1
         case RunError():
             return 2

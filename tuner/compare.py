@@ -140,7 +140,9 @@ def read_plan(folder: Path) -> Plan:
         ):
             raise CodecError("arms or seeds are none")
         return Plan(arms, seeds, codec.from_json(RunSpec, body["base"]))
-    except (OSError, UnicodeDecodeError, CodecError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UsageError(f"{folder} is not a comparison's folder: {error.strerror}") from None
+    except (UnicodeDecodeError, CodecError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} is not a comparison's folder: {error}") from None
 
 

@@ -101,20 +101,21 @@ def check_common(options: Options) -> None:
     _check_text("--model", options.model)
     _check_text("--proposer", options.proposer)
     _check_proposer(options)
-    if options.scalars and options.reference is None:
+    if options.scalars and options.reference is None and options.resume is None:
         raise UsageError(
             "--scalar goes with --reference: without one, kernels are checked against plain "
             "attention, which takes no number but its scale"
         )
     backend_named(options.backend)
-    _check_whole("--budget", options.budget, 1, "at least 1")
+    check_whole("--budget", options.budget, 1, "at least 1")
     if options.minutes is not None and not 0 < options.minutes < float("inf"):
         raise UsageError(f"--minutes {options.minutes:g} is not more than 0")
-    _check_whole("--seed", options.seed, 0, "0 or more")
+    check_whole("--seed", options.seed, 0, "0 or more")
     workers_of(options)
 
 
-def _check_whole(name: str, value: int | None, least: int, wanted: str) -> None:
+def check_whole(name: str, value: int | None, least: int, wanted: str) -> None:
+    """Raise UsageError for a whole number below `least`, or more than a record keeps."""
     if value is not None and value < least:
         raise UsageError(f"{name} {value} is not {wanted}")
     if value is not None and value > MOST:

@@ -23,7 +23,7 @@ def phase_named(name: str | None) -> Phase:
     if name is None:
         return Phase.PREFILL
     if name not in tuple(Phase):
-        raise UsageError(f"unknown phase {name!r}; known phases: {', '.join(Phase)}")
+        raise UsageError(f"--phase: unknown phase {name!r}; known phases: {', '.join(Phase)}")
     return Phase(name)
 
 

@@ -38,7 +38,7 @@ class Source:
 def read_reference(said: str, scalars: Sequence[str]) -> Source:
     """Read FILE.py:function and NAME=NUMBER words. Raises UsageError."""
     name, colon, function = said.rpartition(":")
-    if not colon or not _NAME.fullmatch(function):
+    if not (colon and name and _NAME.fullmatch(function)):
         raise UsageError(f"--reference {said!r} is not FILE.py:function")
     path = Path(name)
     try:
@@ -47,7 +47,8 @@ def read_reference(said: str, scalars: Sequence[str]) -> Source:
     except OSError as error:
         raise UsageError(f"--reference {said}: cannot read {path}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
-        where = f" line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        where = "" if line is None else f" line {line}"
         raise UsageError(f"--reference {said}: {path}{where} is not Python: {error}") from None
     defined = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
     node = next((n for n in defined if n.name == function), None)
@@ -86,7 +87,7 @@ def parse_scalars(words: Sequence[str]) -> dict[str, float]:
             why = "the caller gives it" if is_scale(name) else "TL or the search uses the name"
             raise UsageError(f"--scalar {name}: {why}; name a keyword of the reference")
         if name in found:
-            raise UsageError(f"--scalar {name} is given twice")
+            raise UsageError(f"--scalar {name} is given twice; say it once")
         found[name] = value
     return found
 

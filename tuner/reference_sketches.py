@@ -9,7 +9,6 @@ from codegen.errors import TLError
 from codegen.tl.bind import bind
 from codegen.tl.parser import parse
 from runs.record import Reference, RunSpec
-from space.params import Point
 from space.variant import Phase
 from tuner.errors import UsageError
 from tuner.evaluate import gate
@@ -22,9 +21,7 @@ from tuner.reference import (
     with_mask,
     with_numbers,
 )
-from tuner.sketches import is_causal, with_user_sketch
-
-TILES = Point((("BM", 64), ("BN", 64)))  #: sizes at which a program is only looked at
+from tuner.sketches import TILES, is_causal, with_user_sketch
 
 
 def with_reference(spec: RunSpec, options: Options) -> RunSpec:

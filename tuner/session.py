@@ -51,7 +51,7 @@ from tuner.options import (
     workers_of,
 )
 from tuner.reference import check_unchanged, examine
-from tuner.sketches import sketched_spaces, with_builtin_sketches, with_user_sketch
+from tuner.sketches import check_numbers, sketched_spaces, with_builtin_sketches, with_user_sketch
 from tuner.view import View
 
 SHORTLIST = 6  #: predicted points of each problem that are measured first on the real card
@@ -125,7 +125,9 @@ def with_sketches(spec: RunSpec, options: Options) -> RunSpec:
 
         return with_reference(spec, options)
     if options.sketch is not None:
-        return with_user_sketch(spec, options.sketch, options.causal)
+        spec = with_user_sketch(spec, options.sketch, options.causal)
+        check_numbers(spec)
+        return spec
     return with_builtin_sketches(spec)
 
 

@@ -14,9 +14,11 @@ from runs.record import RunSpec
 from runs.safe import MAX_NAME, is_safe_name
 from space.constraints import Backend, space_for
 from space.gpu import GpuSpec
-from space.params import Param, Space
+from space.params import Param, Point, Space
 from space.variant import Phase, Problem
 from tuner.errors import UsageError
+
+TILES = Point((("BM", 64), ("BN", 64)))  #: sizes at which a program is only looked at
 
 
 def read_sketch(path: Path) -> tuple[str, Sketch]:
@@ -28,7 +30,8 @@ def read_sketch(path: Path) -> tuple[str, Sketch]:
     except FileNotFoundError:
         raise UsageError(f"no sketch file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read {path}: {why}") from None
     return text, parse(text)
 
 
@@ -99,6 +102,23 @@ def with_user_sketch(spec: RunSpec, path: Path, causal: bool | None) -> RunSpec:
         raise TLError(tuple(found))
     check_splits(path, sketch, spec.phase)
     return spec
+
+
+def check_numbers(spec: RunSpec) -> None:
+    """Raise UsageError when the user's sketch reads a number that nobody gives it."""
+    from codegen.tl.bind import bind
+    from codegen.tl.parser import parse
+
+    ((name, text),) = spec.sketches
+    try:
+        wanted = bind(parse(text), spec.problems[0], TILES).scalars
+    except TLError:
+        return  # each of its points says why
+    if missing := [s for s in wanted if s != "scale"]:
+        raise UsageError(
+            f"{name} reads {missing[0]}, which plain attention does not give: write `Param "
+            f"{missing[0]} = NUMBER` in it, or say --reference FILE.py:function with that keyword"
+        )
 
 
 def with_builtin_sketches(spec: RunSpec) -> RunSpec:

@@ -17,7 +17,7 @@ from space.gpu import gpu_named
 from tuner.devices import device_names
 from tuner.errors import MachineError, UsageError
 from tuner.job import DeviceCanary
-from tuner.options import device_index
+from tuner.options import check_whole, device_index
 from tuner.reference import check_unchanged
 from tuner.sanitizer import INSTALL, Finding, State, installed, sanitize
 from tuner.subjects import Subject, Verified, referred, subjects_of
@@ -88,6 +88,7 @@ def plan(
     """Read the target and find its GPU. Raises UsageError, NothingFound, MachineError."""
     if sanitizer not in SANITIZER:
         raise UsageError(f"--sanitizer {sanitizer!r}: auto, yes or no is wanted")
+    check_whole("--seed", seed, 0, "0 or more")
     subjects = referred(target, reference, subjects_of(target))
     for function in {s.reference for s in subjects if s.reference is not None}:
         check_unchanged(function, target)

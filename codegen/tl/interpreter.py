@@ -294,6 +294,8 @@ class _Block:
             case "Softcap":
                 value = self._get(stmt.name)
                 cap = self._number(stmt.args[0])
+                if not cap:
+                    raise ValueError("Softcap by 0: a cap is a number other than 0")
                 data = (cap * np.tanh(value.data / cap)).astype(self.machine.float)
                 self._put(out, replace(value, data=data))
             case _:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from runs.record import RunSpec
+from runs.record import Basis, RunSpec
 from runs.store import Replay
-from space.gpu import gpu_of_device_name
+from space.gpu import gpu_named, gpu_of_device_name
 from tuner.ablation import Compiles, Effect, Judges, effects, open_run, table, winners
 from tuner.devices import device_names
-from tuner.errors import MachineError, NothingFound
+from tuner.errors import MachineError, NothingFound, UsageError
 from tuner.reference import check_unchanged, examine
 
 
@@ -23,10 +23,17 @@ def run_ablate(
     from tuner.pools import CompilePool, GpuPool
 
     spec, replay = open_run(run)
+    if spec.measure is Basis.PREDICTED:
+        raise UsageError(
+            f"{run} is predicted, and ablate takes a measured run; tune --resume {run} where a "
+            f"{gpu_named(spec.gpu).title} is"
+        )
     names = device_names()
     here = gpu_of_device_name(names[0]) if names else None
     if here is None or here.name != spec.gpu:
-        raise MachineError(f"{run} was tuned on a {spec.gpu}, which is not in this machine")
+        raise MachineError(
+            f"{run} was tuned on a {spec.gpu}, which is not in this machine; ablate there"
+        )
     if spec.reference is not None:
         check_unchanged(spec.reference, run)
         examine(spec)

@@ -23,6 +23,7 @@ from runs.store import new_run_id
 from space.gpu import gpu_named
 from space.variant import Phase
 from tuner.commands.report import write_page
+from tuner.compare import check_model
 from tuner.errors import MachineError, NothingFound, UsageError
 from tuner.options import (
     Options,
@@ -62,13 +63,14 @@ def plan_of(
     check_common(options)
     chosen = tuple(dict.fromkeys(w.strip() for w in ways.split(",")))
     if unknown := [w for w in chosen if w not in WAYS]:
-        raise UsageError(f"unknown way {unknown[0]!r}; known ways: {', '.join(WAYS)}")
+        raise UsageError(f"--ways: unknown way {unknown[0]!r}; known ways: {', '.join(WAYS)}")
     if not 1 <= samples <= MAX_SAMPLES:
         raise UsageError(f"--samples {samples} is not from 1 to {MAX_SAMPLES}")
     if not 0 <= repairs <= MAX_REPAIRS:
         raise UsageError(f"--repairs {repairs} is not from 0 to {MAX_REPAIRS}")
     if (options.proposer or "builtin") == "builtin":
         raise UsageError("a model has to be asked: say --proposer openai or --proposer batch:DIR")
+    check_model(options, options.proposer or "", options.model)
     gpu = gpu_of(options, devices)
     basis = basis_of(options.measure, gpu, devices)
     name = new_run_id(f"ways-{options.variant}", gpu.name)
@@ -124,7 +126,9 @@ def read_plan(folder: Path) -> Plan:
         if type(repairs) is not int or not 0 <= repairs <= MAX_REPAIRS:
             raise CodecError(f"repairs are not from 0 to {MAX_REPAIRS}")
         return Plan(ways, samples, repairs, codec.from_json(RunSpec, body["base"]))
-    except (OSError, UnicodeDecodeError, CodecError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise UsageError(f"{folder} is no sampling of ways: {error.strerror}") from None
+    except (UnicodeDecodeError, CodecError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{folder} is no sampling of ways: {error}") from None
 
 

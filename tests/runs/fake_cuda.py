@@ -146,3 +146,8 @@ class HostCuda(Cuda):
 
     def load(self, image: bytes, index: int) -> launch.Module:
         return launch.load(image, index, self.driver)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Apart by no more than half precision explains."""
+    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported import CAUSAL, FULL, LONG, make_run
-from fake_cuda import HostCuda, reference
+from exported import CAUSAL, FULL, LONG, make_run, sealed
+from fake_cuda import HostCuda, assert_close, reference
 
 from runs.export import export
 from runs.templates import checks
 from runs.templates.attention import Attention, NoKernelError
 from runs.templates.launch import LaunchError
-from runs.templates.manifest import ManifestError, digest_of
+from runs.templates.manifest import ManifestError
 from space.variant import Shape
 
 
@@ -51,10 +51,6 @@ def inputs(shape: Shape, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, tor
 
 def _aligned(b: int, s: int, h: int, d: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(b, s, h, d, generator=generator).half()
-
-
-def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("shape", [FULL, LONG, CAUSAL], ids=lambda s: s.key)
@@ -339,7 +335,7 @@ def test_each_stream_and_each_graph_has_its_own_ticket(tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     for entry in manifest["kernels"].values():
         entry["launches"][0]["args"].append({"kind": "tickets", "name": "t", "box": [0, 0]})
-    path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
+    path.write_text(json.dumps(sealed(manifest)))
     cuda = HostCuda()
     cuda.driver.takes_tickets = True
     attention = Attention(tmp_path / "out", cuda)

@@ -29,9 +29,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / folder) for folder in ("runs", "tuner", "security")]
 
 from decode_runs import FEW, ONE, exported, problem_of, spec_of  # noqa: E402
-from exported import make_run  # noqa: E402
+from exported import make_run, sealed  # noqa: E402
 from fake_decode import PAGE  # noqa: E402
-from fake_machine import FULL, FakeMachine  # noqa: E402
+from fake_machine import A100, FULL, FakeMachine  # noqa: E402
 from hostile import NAMES, NUMBERS, PLACES  # noqa: E402
 from records import EVENTS, SPEC  # noqa: E402
 
@@ -52,7 +52,7 @@ from runs.record import RunSpec  # noqa: E402
 from runs.store import JOURNAL, RunStore  # noqa: E402
 from runs.store import SPEC as SPEC_FILE  # noqa: E402
 from runs.templates.lengths import problem_lengths, split_count  # noqa: E402
-from runs.templates.manifest import ManifestError, digest_of  # noqa: E402
+from runs.templates.manifest import ManifestError  # noqa: E402
 from runs.templates.manifest import read as read_manifest  # noqa: E402
 from space.constraints import space_for  # noqa: E402
 from space.gpu import gpu_named  # noqa: E402
@@ -77,7 +77,6 @@ POINT = Point.of({"BM": 64, "BN": 32, "warps": 4, "stages": 2, "swizzle": 128})
 GPU = gpu_named("a100")
 SPACE = space_for(PROBLEM, GPU)
 BASE = seeds(PROBLEM, GPU, SPACE)[0]
-A100 = ("NVIDIA A100-SXM4-80GB",)
 LINE = re.compile(r"[ -~]*[^\\]|")
 
 
@@ -357,11 +356,11 @@ class Folders:
         return Path(cls.root.name)
 
 
-def sealed(text: bytes) -> bytes:
+def sealed_text(text: bytes) -> bytes:
     """Give a changed manifest its own digest, so that the changes are read; else as it is."""
     try:
         data = json.loads(text)
-        return json.dumps(data | {"sha256": digest_of(data)}).encode()
+        return json.dumps(sealed(data)).encode()
     except (ValueError, AttributeError, RecursionError):  # no object, or no JSON
         return text
 
@@ -373,7 +372,7 @@ def fuzz_manifest(number: int) -> None:
     manifest = folder / "manifest.json"
     good = manifest.read_bytes()
     try:
-        manifest.write_bytes(sealed(mutated_document(rng, json.loads(good))))
+        manifest.write_bytes(sealed_text(mutated_document(rng, json.loads(good))))
         with soon(), contextlib.suppress(ManifestError):
             found = read_manifest(folder)
             for kernel in found.kernels.values():

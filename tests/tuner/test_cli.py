@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_machine import CAUSAL, FULL, FakeMachine
+from fake_machine import CAUSAL, FULL, FakeMachine, a100
 
 from runs.record import Rejected, Stage, TrialClass
 from runs.store import RunStore
@@ -25,17 +25,6 @@ REPLIES = Path(__file__).parents[1] / "codegen" / "tl" / "replies"
 FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
 GOOD = ["--variant", "mha", "--gpu", "a100", "--budget", "4"]
 MLA = ["--variant", "mla", "--gpu", "a100"]
-
-
-@pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def fake() -> FakeMachine:
-    return FakeMachine(("NVIDIA A100-SXM4-80GB",))
 
 
 # ---- help --------------------------------------------------------------------------------------
@@ -177,7 +166,7 @@ BAD = {
 def test_bad_input_is_one_line_and_nothing_is_written(
     args: list[str], said: str, nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(args, fake().machine()) == 2
+    assert main(args, a100().machine()) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1, err
     assert said in err
@@ -192,7 +181,7 @@ def test_a_sketch_whose_name_a_run_cannot_keep_is_refused_before_anything_is_mad
     command: list[str], name: str, tmp_path: Path, nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / name).write_text(FULL)
-    machine = fake()
+    machine = a100()
     words = [*command, *GOOD, "--shapes", SHAPE, "--sketch", f"./{name}", "--proposer", "batch:b"]
     assert main(words, machine.machine()) == 2
     err = capsys.readouterr().err
@@ -203,7 +192,7 @@ def test_a_sketch_whose_name_a_run_cannot_keep_is_refused_before_anything_is_mad
 def test_a_sketch_of_the_longest_name_is_kept(nowhere: Path) -> None:
     (nowhere / f"{'x' * 128}.tl").write_text(FULL)
     words = [*GOOD, "--shapes", SHAPE, "--sketch", f"{'x' * 128}.tl"]
-    assert main(words, fake().machine()) == 0
+    assert main(words, a100().machine()) == 0
     (run,) = (nowhere / "runs").iterdir()
     assert RunStore.open(run).spec.sketches[0][0] == "x" * 128
 
@@ -212,7 +201,7 @@ def test_a_faulty_sketch_gives_every_fault_with_its_line(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "bad.tl").write_text(FAULTY)
-    assert main([*GOOD, "--sketch", "bad.tl"], fake().machine()) == 2
+    assert main([*GOOD, "--sketch", "bad.tl"], a100().machine()) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 2
     assert all("line " in line for line in lines)
@@ -223,7 +212,7 @@ def test_a_sketch_under_the_wrong_mask_is_refused(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "s.tl").write_text(FULL)
-    assert main([*GOOD, "--sketch", "s.tl", "--causal"], fake().machine()) == 2
+    assert main([*GOOD, "--sketch", "s.tl", "--causal"], a100().machine()) == 2
     assert "has no causal mask; use --no-causal" in capsys.readouterr().err
 
 
@@ -231,7 +220,7 @@ def test_a_sketch_whose_params_fit_nowhere_is_refused(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "s.tl").write_text("Param BM in {256}\nParam warps in {2}\n" + FULL)
-    assert main([*GOOD, "--sketch", "s.tl"], fake().machine()) == 2
+    assert main([*GOOD, "--sketch", "s.tl"], a100().machine()) == 2
     err = capsys.readouterr().err
     assert "no configuration of mha-bf16" in err and "rows_per_warp" in err
     assert not (nowhere / "runs").exists()
@@ -241,7 +230,7 @@ def test_faults_of_a_shape_file_name_its_line(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "shapes.txt").write_text(f"# mine\n{SHAPE}\n1,16,3,512,512,64\n")
-    assert main([*GOOD, "--shapes", "shapes.txt"], fake().machine()) == 2
+    assert main([*GOOD, "--shapes", "shapes.txt"], a100().machine()) == 2
     assert "shapes.txt line 3" in capsys.readouterr().err
 
 
@@ -271,14 +260,14 @@ def spec_of(run_dir: Path) -> dict[str, object]:
 
 def test_several_shapes_follow_one_option_and_both_masks_are_tuned(nowhere: Path) -> None:
     words = ["--shapes", SHAPE, "2,16,16,2048,2048,128", "--budget", "4"]
-    assert main(["--variant", "mha", "--gpu", "a100", *words], fake().machine()) == 0
+    assert main(["--variant", "mha", "--gpu", "a100", *words], a100().machine()) == 0
     shapes = spec_of(nowhere / "runs")["shapes"]
     assert isinstance(shapes, list) and len(shapes) == 4
     assert [s["causal"] for s in shapes] == [False, False, True, True]
 
 
 def test_one_mask_when_it_is_named(nowhere: Path) -> None:
-    assert main([*GOOD, "--shapes", SHAPE, "--causal"], fake().machine()) == 0
+    assert main([*GOOD, "--shapes", SHAPE, "--causal"], a100().machine()) == 0
     shapes = spec_of(nowhere / "runs")["shapes"]
     assert isinstance(shapes, list) and [s["causal"] for s in shapes] == [True]
 
@@ -312,7 +301,7 @@ def test_the_back_end_decides_the_parameters(backend: str, name: str, nowhere: P
 
 def test_a_sketch_decides_the_mask(nowhere: Path) -> None:
     (nowhere / "c.tl").write_text(CAUSAL)
-    assert main([*GOOD, "--shapes", SHAPE, "--sketch", "c.tl"], fake().machine()) == 0
+    assert main([*GOOD, "--shapes", SHAPE, "--sketch", "c.tl"], a100().machine()) == 0
     shapes = spec_of(nowhere / "runs")["shapes"]
     assert isinstance(shapes, list) and [s["causal"] for s in shapes] == [True]
 
@@ -320,7 +309,7 @@ def test_a_sketch_decides_the_mask(nowhere: Path) -> None:
 def test_json_lines_are_whole_and_end_with_a_summary(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*GOOD, "--shapes", SHAPE, "--json"], fake().machine()) == 0
+    assert main([*GOOD, "--shapes", SHAPE, "--json"], a100().machine()) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = [e["event"] for e in events]
     assert kinds[0] == "briefing" and kinds[-1] == "summary"
@@ -461,7 +450,7 @@ def test_export_says_which_shapes_lack_the_final_checks(
 def test_report_writes_one_file_where_it_is_told(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*GOOD, "--shapes", SHAPE, "--runs-dir", "r"], fake().machine()) == 0
+    assert main([*GOOD, "--shapes", SHAPE, "--runs-dir", "r"], a100().machine()) == 0
     (run,) = (p for p in Path("r").iterdir() if p.is_dir())
     assert main(["report", str(run)]) == 0
     assert (run / "report.html").read_text().startswith("<!doctype html>")

@@ -35,6 +35,8 @@ Copy O from register to global
 """
 CAUSAL = CANONICAL.replace("MASK", "Compute Mask S, causal")
 FULL = CANONICAL.replace("  MASK\n", "")
+#: K where K.T is meant, and O never written
+FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
 
 A100 = ("NVIDIA A100-SXM4-80GB",)  #: the devices of such a machine
 

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_machine import FULL, FakeMachine
+from fake_machine import A100, FULL, FakeMachine
 
 from runs.store import JOURNAL, Replay, RunStore
 from tuner.cli import main
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-A100 = ("NVIDIA A100-SXM4-80GB",)
 SHAPES = ("1,16,16,4096,4096,128,128", "4,16,16,1024,1024,64,64")
 
 

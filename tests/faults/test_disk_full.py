@@ -13,15 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fake_machine import FULL, FakeMachine
+from fake_machine import A100, FULL, FakeMachine
 from records import EVENTS, SPEC, kernel
 
 from runs.errors import StoreError
 from runs.record import TrialRecord
 from runs.store import JOURNAL, RunStore
 from tuner.cli import main
-
-A100 = ("NVIDIA A100-SXM4-80GB",)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_exported_kernels import assert_close
 
 from codegen.cute import translate
 from codegen.nvrtc import compile_source
@@ -133,10 +134,6 @@ def reference(q: T, k: T, v: T, causal: bool, counts: tuple[int, ...]) -> T:
 
 def lengths_of(counts: tuple[int, ...]) -> T:
     return torch.tensor(counts, dtype=torch.int32, device="cuda")
-
-
-def assert_close(got: T, want: T) -> None:
-    torch.testing.assert_close(got, want, rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("shape", [ONE, FEW], ids=lambda s: s.key)

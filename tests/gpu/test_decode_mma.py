@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu_here import GPU, NEEDS_GPU
 
 from codegen.cute import translate
 from codegen.kernel import KernelSource
@@ -15,19 +16,12 @@ from codegen.tl.parser import parse
 from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
 from space.constraints import Backend, space_for
-from space.gpu import GPUS, gpu_of_device_name
+from space.gpu import GPUS
 from space.variant import DType, Phase, Problem
 from tests.decode_cases import LATENT, DecodeCase, decode_case
-from tuner.devices import device_names
 from tuner.evaluate.launch import LoadedKernel
 
-DEVICES = device_names()
-GPU = gpu_of_device_name(DEVICES[0]) if DEVICES else None
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None, reason="no CUDA device that is known"),
-]
+pytestmark = NEEDS_GPU
 
 #: (variant, query heads, KV heads, head dims): groups of 4, 7, 8, 32, 71 and absorbed MLA's
 HEADS = (

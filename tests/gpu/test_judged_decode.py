@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from gpu_here import NEEDS_GPU
 
 from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
 from runs.record import Measured
 from space.constraints import Backend, space_for
-from space.gpu import GpuSpec, gpu_of_device_name
+from space.gpu import GpuSpec
 from space.variant import LATENT_DIMS, Phase, Problem, Shape
 from tuner.build import build
-from tuner.devices import device_names
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob
 from tuner.pools import GpuPool
 
-DEVICES = device_names()
-GPU = gpu_of_device_name(DEVICES[0]) if DEVICES else None
 HEADS = {"mha": (4, 4), "gqa": (28, 4), "mqa": (71, 1), "mla": (128, 1)}
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None, reason="no CUDA device that is known"),
-]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GpuPool]:
-    pool = GpuPool([0])
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def gpu() -> GpuSpec:
-    assert GPU is not None
-    return GPU
+pytestmark = NEEDS_GPU
 
 
 def problem_of(variant: str, gpu: GpuSpec, causal: bool = False, page: int = 0) -> Problem:

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from gpu_here import DEVICES, NEEDS_GPU
 
 from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
 from runs.record import Basis, Measured, Note
 from space.constraints import space_for, violated
-from space.gpu import GpuSpec, gpu_of_device_name
+from space.gpu import GpuSpec
 from space.variant import DType, Problem, Shape
 from tuner.build import build
-from tuner.devices import device_names
 from tuner.drift import DriftWatch
 from tuner.job import Built, CompileJob, Entry, EvalJob, FinalsJob, PeerKernelsJob
 from tuner.pools import GpuPool
 
-DEVICES = device_names()
-GPU = gpu_of_device_name(DEVICES[0]) if DEVICES else None
 HEADS = {"mha": (4, 4), "gqa": (6, 2), "mqa": (4, 1), "mla": (4, 4)}
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None, reason="no CUDA device that is known"),
-]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GpuPool]:
-    pool = GpuPool([0])
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def gpu() -> GpuSpec:
-    assert GPU is not None
-    return GPU
+pytestmark = NEEDS_GPU
 
 
 def built(problem: Problem, gpu: GpuSpec, nth: int = 0, **changes: int) -> Built:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_here import GPU, NEEDS_GPU
 
 from codegen.cute import translate
 from codegen.kernel import KernelSource
@@ -19,20 +20,14 @@ from llm_proposer.builtin import programs
 from llm_proposer.seeds import seeds
 from runs.templates import launch
 from space.constraints import Backend, space_for
-from space.gpu import GPUS, gpu_of_device_name
+from space.gpu import GPUS
 from space.params import Point
 from space.variant import DType, Problem
-from tuner.devices import device_names
 from tuner.evaluate.inputs import TORCH_DTYPE
 
-DEVICES = device_names()
-GPU = gpu_of_device_name(DEVICES[0]) if DEVICES else None
 REPLIES = Path(__file__).parents[1] / "codegen" / "tl" / "replies"
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None, reason="no CUDA device that is known"),
-]
+pytestmark = NEEDS_GPU
 
 BATCH, HEADS, KV_HEADS, M, N = 2, 4, 2, 150, 200
 SCALARS = {"scale": 0.11, "softcap": 3.0, "window_left": 70, "window_right": 30}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_here import GPU, NEEDS_GPU
 from test_programs import BATCH, HEADS, KV_HEADS, SCALARS, M, N, launched
 
 from codegen.cute import translate
@@ -18,30 +18,16 @@ from llm_proposer.customs import CUSTOMS, Custom
 from llm_proposer.seeds import seeds
 from runs.record import Measured, Reference, Rejected, TrialClass
 from space.constraints import Backend, space_for
-from space.gpu import gpu_of_device_name
 from space.variant import DType, Problem, Shape
 from tuner.build import build
-from tuner.devices import device_names
 from tuner.evaluate import gate
 from tuner.job import Built, CompileJob, EvalJob
 from tuner.pools import GpuPool
 from tuner.reference import read_reference
 
-DEVICES = device_names()
-GPU = gpu_of_device_name(DEVICES[0]) if DEVICES else None
 BACKENDS = [Backend.MMA_SYNC] + ([Backend.WGMMA] if GPU is not None and GPU.sm == 90 else [])
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None, reason="no CUDA device that is known"),
-]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GpuPool]:
-    pool = GpuPool([0])
-    yield pool
-    pool.close()
+pytestmark = NEEDS_GPU
 
 
 def made(custom: Custom, backend: Backend, folder: Path) -> tuple[Built, Problem, Reference]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_here import GPU, NEEDS_GPU
 
 from codegen.cute import translate
 from codegen.kernel import KernelSource
@@ -22,20 +23,14 @@ from runs.export import export
 from runs.record import Basis, Measured, RunSpec, Timing, TrialRecord
 from runs.store import RunStore
 from space.constraints import space_for
-from space.gpu import GpuSpec, gpu_of_device_name
+from space.gpu import GpuSpec
 from space.variant import DType, Problem, Shape
 from tests.adversarial.naive import naive
-from tuner.devices import device_names
 
-DEVICES = device_names()
-GPU = gpu_of_device_name(DEVICES[0]) if DEVICES else None
 FULL = Shape(2, 6, 2, 256, 256, 64, 64)
 CAUSAL = dataclasses.replace(FULL, causal=True)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPU is None, reason="no CUDA device that is known"),
-]
+pytestmark = NEEDS_GPU
 
 
 def emitted(problem: Problem, gpu: GpuSpec) -> KernelSource:

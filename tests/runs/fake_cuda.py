@@ -17,6 +17,7 @@ import torch
 
 from runs.templates import launch
 from runs.templates.attention import Cuda
+from space.variant import Shape
 
 HEAD_DIM = 16
 
@@ -146,3 +147,21 @@ class HostCuda(Cuda):
 
     def load(self, image: bytes, index: int) -> launch.Module:
         return launch.load(image, index, self.driver)
+
+
+def inputs(shape: Shape, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        _aligned(shape.batch, shape.seqlen_q, shape.heads, shape.head_dim, generator),
+        _aligned(shape.batch, shape.seqlen_k, shape.kv_heads, shape.head_dim, generator),
+        _aligned(shape.batch, shape.seqlen_k, shape.kv_heads, shape.head_dim_v, generator),
+    )
+
+
+def _aligned(b: int, s: int, h: int, d: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(b, s, h, d, generator=generator).half()
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Apart by no more than half precision explains."""
+    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from decode_runs import DIMS, FEW, LATENT, ONE, exported, make_decode_run
-from fake_cuda import reference
+from exported import sealed
+from fake_cuda import assert_close, reference
 from fake_decode import PAGE, DecodeCuda
 
 from runs.errors import ExportError
 from runs.export import export
 from runs.templates.attention import Attention, NoKernelError
 from runs.templates.launch import LaunchError
-from runs.templates.manifest import digest_of
 from space.variant import Shape
 
 
@@ -70,10 +70,6 @@ def paged(*caches: torch.Tensor, spare: int = 2) -> tuple[torch.Tensor, ...]:
         pages[table.flatten().long()] = whole.reshape(-1, PAGE, *t.shape[2:])
         found.append(pages)
     return (*found, table)
-
-
-def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
 
 
 def test_a_folder_says_what_decodes_and_how(folder: Path) -> None:
@@ -220,7 +216,7 @@ def nearest(tmp_path: Path, shapes: tuple[Shape, ...], asked: Shape) -> str:
     for i, entry in enumerate(manifest["shapes"]):
         entry["kernel"] = f"k{i}"
         manifest["kernels"][f"k{i}"] = manifest["kernels"][name]
-    path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest)}))
+    path.write_text(json.dumps(sealed(manifest)))
     attention = Attention(folder, DecodeCuda())
     attention(*inputs(asked))
     ((chosen, _),) = attention._modules

@@ -20,6 +20,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 with atheris.instrument_imports(include=["codegen.tl", "runs", "space"]):
     import fuzz
+    import mutations
 
     from codegen.errors import TLError
     from codegen.tl.parser import parse
@@ -62,7 +63,7 @@ def corpus(name: str) -> list[bytes]:
             return [json.dumps(line).encode() for line in fuzz.LINES_OF_A_JOURNAL]
         case "manifest":
             return [(fuzz.Folders.path() / "out" / "manifest.json").read_bytes()]
-    return [t.encode() for t in fuzz.TEXTS]
+    return [t.encode() for t in mutations.TEXTS]
 
 
 def main() -> None:

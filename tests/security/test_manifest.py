@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from decode_runs import ONE, exported
-from exported import make_run
+from exported import make_run, sealed
 from fake_decode import PAGE
 
 from runs.export import export
-from runs.templates.manifest import ManifestError, digest_of, read
+from runs.templates.manifest import ManifestError, read
 
 HUGE = 10**30
 
@@ -42,11 +42,6 @@ def changed(folder: Path, change: Change) -> None:
     data = json.loads((folder / "manifest.json").read_text())
     change(data)
     (folder / "manifest.json").write_text(json.dumps(sealed(data)))
-
-
-def sealed(data: dict[str, Any]) -> dict[str, Any]:
-    """Give a changed manifest its own digest, as who knows how it is made would."""
-    return data | {"sha256": digest_of(data)}
 
 
 def kernel_of(data: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from exported import make_run
-from fake_machine import FULL, FakeMachine
+from fake_machine import A100, FULL, FakeMachine
 from records import SPEC, trial
 
 from llm_proposer.client import Kind, Prompt
@@ -28,7 +28,6 @@ from runs.store import SPEC as SPEC_FILE
 from tuner.cli import main
 from tuner.subjects import strange_files
 
-A100 = ("NVIDIA A100-SXM4-80GB",)
 HUGE = 10**30
 
 HOSTILE_NAMES = (

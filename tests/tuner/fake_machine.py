@@ -35,6 +35,10 @@ Copy O from register to global
 """
 CAUSAL = CANONICAL.replace("MASK", "Compute Mask S, causal")
 FULL = CANONICAL.replace("  MASK\n", "")
+#: K where K.T is meant, and O never written
+FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
+
+A100 = ("NVIDIA A100-SXM4-80GB",)  #: the devices of such a machine
 
 T = TypeVar("T")
 Judge = Callable[[Candidate], "Outcome | None"]
@@ -146,3 +150,8 @@ class FakeMachine:
     def _export(self, store: RunStore, out: Path) -> Path:
         self.exported.append(out)
         return out
+
+
+def a100(verdict: Judge = lambda c: None, depth: int = 1) -> FakeMachine:
+    """A machine with one A100."""
+    return FakeMachine(A100, verdict, depth)

@@ -1,4 +1,4 @@
-"""The command line: help, bad input, exit codes, JSON lines, the small commands."""
+"""The command line: help, bad input, exit codes, JSON lines."""
 
 from __future__ import annotations
 
@@ -10,32 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_machine import CAUSAL, FULL, FakeMachine
+from fake_machine import CAUSAL, FAULTY, FULL, FakeMachine, a100
 
 from runs.record import Rejected, Stage, TrialClass
 from runs.store import RunStore
-from space.gpu import GPUS
-from space.legal import legal_points
 from tuner.cli import main
 
 ROOT = Path(__file__).parents[2]
 SHAPE = "1,16,16,4096,4096,128,128"
-#: K where K.T is meant, and O never written
-REPLIES = Path(__file__).parents[1] / "codegen" / "tl" / "replies"
-FAULTY = FULL.replace("K.T", "K").replace("Copy O from register to global\n", "")
 GOOD = ["--variant", "mha", "--gpu", "a100", "--budget", "4"]
 MLA = ["--variant", "mla", "--gpu", "a100"]
-
-
-@pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def fake() -> FakeMachine:
-    return FakeMachine(("NVIDIA A100-SXM4-80GB",))
 
 
 # ---- help --------------------------------------------------------------------------------------
@@ -177,7 +161,7 @@ BAD = {
 def test_bad_input_is_one_line_and_nothing_is_written(
     args: list[str], said: str, nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(args, fake().machine()) == 2
+    assert main(args, a100().machine()) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1, err
     assert said in err
@@ -192,7 +176,7 @@ def test_a_sketch_whose_name_a_run_cannot_keep_is_refused_before_anything_is_mad
     command: list[str], name: str, tmp_path: Path, nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / name).write_text(FULL)
-    machine = fake()
+    machine = a100()
     words = [*command, *GOOD, "--shapes", SHAPE, "--sketch", f"./{name}", "--proposer", "batch:b"]
     assert main(words, machine.machine()) == 2
     err = capsys.readouterr().err
@@ -203,7 +187,7 @@ def test_a_sketch_whose_name_a_run_cannot_keep_is_refused_before_anything_is_mad
 def test_a_sketch_of_the_longest_name_is_kept(nowhere: Path) -> None:
     (nowhere / f"{'x' * 128}.tl").write_text(FULL)
     words = [*GOOD, "--shapes", SHAPE, "--sketch", f"{'x' * 128}.tl"]
-    assert main(words, fake().machine()) == 0
+    assert main(words, a100().machine()) == 0
     (run,) = (nowhere / "runs").iterdir()
     assert RunStore.open(run).spec.sketches[0][0] == "x" * 128
 
@@ -212,7 +196,7 @@ def test_a_faulty_sketch_gives_every_fault_with_its_line(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "bad.tl").write_text(FAULTY)
-    assert main([*GOOD, "--sketch", "bad.tl"], fake().machine()) == 2
+    assert main([*GOOD, "--sketch", "bad.tl"], a100().machine()) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 2
     assert all("line " in line for line in lines)
@@ -223,7 +207,7 @@ def test_a_sketch_under_the_wrong_mask_is_refused(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "s.tl").write_text(FULL)
-    assert main([*GOOD, "--sketch", "s.tl", "--causal"], fake().machine()) == 2
+    assert main([*GOOD, "--sketch", "s.tl", "--causal"], a100().machine()) == 2
     assert "has no causal mask; use --no-causal" in capsys.readouterr().err
 
 
@@ -231,7 +215,7 @@ def test_a_sketch_whose_params_fit_nowhere_is_refused(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "s.tl").write_text("Param BM in {256}\nParam warps in {2}\n" + FULL)
-    assert main([*GOOD, "--sketch", "s.tl"], fake().machine()) == 2
+    assert main([*GOOD, "--sketch", "s.tl"], a100().machine()) == 2
     err = capsys.readouterr().err
     assert "no configuration of mha-bf16" in err and "rows_per_warp" in err
     assert not (nowhere / "runs").exists()
@@ -241,7 +225,7 @@ def test_faults_of_a_shape_file_name_its_line(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (nowhere / "shapes.txt").write_text(f"# mine\n{SHAPE}\n1,16,3,512,512,64\n")
-    assert main([*GOOD, "--shapes", "shapes.txt"], fake().machine()) == 2
+    assert main([*GOOD, "--shapes", "shapes.txt"], a100().machine()) == 2
     assert "shapes.txt line 3" in capsys.readouterr().err
 
 
@@ -271,14 +255,14 @@ def spec_of(run_dir: Path) -> dict[str, object]:
 
 def test_several_shapes_follow_one_option_and_both_masks_are_tuned(nowhere: Path) -> None:
     words = ["--shapes", SHAPE, "2,16,16,2048,2048,128", "--budget", "4"]
-    assert main(["--variant", "mha", "--gpu", "a100", *words], fake().machine()) == 0
+    assert main(["--variant", "mha", "--gpu", "a100", *words], a100().machine()) == 0
     shapes = spec_of(nowhere / "runs")["shapes"]
     assert isinstance(shapes, list) and len(shapes) == 4
     assert [s["causal"] for s in shapes] == [False, False, True, True]
 
 
 def test_one_mask_when_it_is_named(nowhere: Path) -> None:
-    assert main([*GOOD, "--shapes", SHAPE, "--causal"], fake().machine()) == 0
+    assert main([*GOOD, "--shapes", SHAPE, "--causal"], a100().machine()) == 0
     shapes = spec_of(nowhere / "runs")["shapes"]
     assert isinstance(shapes, list) and [s["causal"] for s in shapes] == [True]
 
@@ -312,7 +296,7 @@ def test_the_back_end_decides_the_parameters(backend: str, name: str, nowhere: P
 
 def test_a_sketch_decides_the_mask(nowhere: Path) -> None:
     (nowhere / "c.tl").write_text(CAUSAL)
-    assert main([*GOOD, "--shapes", SHAPE, "--sketch", "c.tl"], fake().machine()) == 0
+    assert main([*GOOD, "--shapes", SHAPE, "--sketch", "c.tl"], a100().machine()) == 0
     shapes = spec_of(nowhere / "runs")["shapes"]
     assert isinstance(shapes, list) and [s["causal"] for s in shapes] == [True]
 
@@ -320,7 +304,7 @@ def test_a_sketch_decides_the_mask(nowhere: Path) -> None:
 def test_json_lines_are_whole_and_end_with_a_summary(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*GOOD, "--shapes", SHAPE, "--json"], fake().machine()) == 0
+    assert main([*GOOD, "--shapes", SHAPE, "--json"], a100().machine()) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     kinds = [e["event"] for e in events]
     assert kinds[0] == "briefing" and kinds[-1] == "summary"
@@ -328,145 +312,3 @@ def test_json_lines_are_whole_and_end_with_a_summary(
     assert all(e["trial_class"] == "ok" for e in events if e["event"] == "trial")
     assert {b["basis"] for b in events[-1]["best"]} == {"measured"}
     assert len(events[-1]["best"]) == 2
-
-
-# ---- the small commands ------------------------------------------------------------------------
-
-
-def test_check_of_a_clean_file(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (nowhere / "s.tl").write_text(CAUSAL)
-    assert main(["check", "s.tl"]) == 0
-    assert "no faults" in capsys.readouterr().out
-
-
-def test_check_prints_all_faults_and_exits_1(
-    nowhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (nowhere / "s.tl").write_text(FAULTY)
-    assert main(["check", "s.tl"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 2 and all(line.startswith("s.tl: line ") for line in lines)
-
-
-def test_check_offers_the_dataflow_of_a_program_with_barriers(
-    nowhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (nowhere / "s.tl").write_text((REPLIES / "code-15.txt").read_text())
-    assert main(["check", "s.tl"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("s.tl: ") for line in lines) == 1
-    (nowhere / "t.tl").write_text("\n".join(lines[2:]))
-    assert main(["check", "t.tl"]) == 0
-
-
-def test_check_of_no_file_is_a_usage_error(nowhere: Path) -> None:
-    assert main(["check", "none.tl"]) == 2
-
-
-def test_sketch_prints_what_check_accepts(
-    nowhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for mask in ("--causal", "--no-causal"):
-        assert main(["sketch", "--variant", "mla", mask]) == 0
-        (nowhere / "s.tl").write_text(capsys.readouterr().out)
-        assert main(["check", "s.tl"]) == 0
-        capsys.readouterr()
-
-
-def test_emit_takes_what_is_given_and_seeds_for_the_rest(
-    nowhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (nowhere / "s.tl").write_text(CAUSAL)
-    assert main(["emit", "s.tl", "--gpu", "l40s", "-p", "BM=64", "-p", "BN=32"]) == 0
-    first = capsys.readouterr().out
-    assert "Copy K (32, 64)" in first
-    assert main(["emit", "s.tl", "--gpu", "l40s", "-p", "BM=64", "-p", "BN=32"]) == 0
-    assert capsys.readouterr().out == first
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["-p", "BX=3"], "unknown parameter 'BX'"),
-        (["-p", "BM=77"], "BM=77 is not one of"),
-        (["-p", "BM"], "not NAME=NUMBER"),
-        (["-p", "BM=256", "-p", "warps=2"], "rows_per_warp"),
-        (["--head-dim", "x"], "D or D,Dv"),
-        (["--head-dim", "300"], "from 16 to 256"),
-    ],
-)
-def test_emit_refuses_in_one_line(
-    words: list[str], said: str, nowhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (nowhere / "s.tl").write_text(FULL)
-    assert main(["emit", "s.tl", "--gpu", "l40s", *words]) == 2
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1 and said in err
-
-
-def test_list_counts_what_the_search_would_take(capsys: pytest.CaptureFixture[str]) -> None:
-    from space.constraints import space_for
-    from space.variant import DType, Problem
-
-    assert main(["list"]) == 0
-    out, _, decode = capsys.readouterr().out.partition("decode: legal configurations")
-    assert "192/128" in out and "576/512" not in out
-    assert "576/512" in decode and "192/128" not in decode
-    problem = Problem("mla", DType.FP16, 192, 128, False)
-    count = len(legal_points(problem, GPUS["l40s"], space_for(problem, GPUS["l40s"])))
-    (row,) = [x for x in out.splitlines() if " mla " in x and " l40s " in x]
-    assert str(count) in row and "bf16" in row
-    assert all("bf16" not in x for x in out.splitlines() if " t4 " in x)
-
-
-def test_doctor_names_a_remedy_for_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import codegen.headers
-    from codegen.errors import ToolchainMissing
-
-    def absent() -> None:
-        raise ToolchainMissing("CuTe headers not found; pip install nvidia-cutlass==4.2.0.0")
-
-    monkeypatch.setattr(codegen.headers, "find_headers", absent)
-    assert main(["doctor"]) == 3
-    out = capsys.readouterr().out
-    assert "MISSING" in out and "mend with: pip install nvidia-cutlass==4.2.0.0" in out
-
-
-def test_export_of_what_is_no_run(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "nowhere", "--out", "kernels"]) == 2
-    assert "not a run folder" in capsys.readouterr().err
-    assert list(nowhere.iterdir()) == []
-
-
-# ---- report ------------------------------------------------------------------------------------
-
-
-def test_export_says_which_shapes_lack_the_final_checks(
-    nowhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-    from exported import FULL as SHORT
-    from exported import finalist, make_run
-
-    store = make_run(nowhere / "runs", events=(finalist(0, SHORT, 94.0, chosen=True),))
-    assert main(["export", str(store.path), "--out", "out"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "2 kernels for 3 shapes in out"
-    assert told[1].startswith("2 of these shapes come from a run without its final checks")
-    assert told[1].endswith("tune verify looks at every element")
-
-
-def test_report_writes_one_file_where_it_is_told(
-    nowhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*GOOD, "--shapes", SHAPE, "--runs-dir", "r"], fake().machine()) == 0
-    (run,) = (p for p in Path("r").iterdir() if p.is_dir())
-    assert main(["report", str(run)]) == 0
-    assert (run / "report.html").read_text().startswith("<!doctype html>")
-    assert main(["report", str(run), "--out", "page.html"]) == 0
-    assert Path("page.html").exists()
-    assert main(["report", str(run), "--out", "no/such/page.html"]) == 2
-    assert "cannot write no/such/page.html" in capsys.readouterr().err
-    assert main(["report", "nowhere"]) == 2

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_machine import FULL, FakeMachine
+from fake_machine import FULL, FakeMachine, a100
 
 from llm_proposer.builtin import sketches
 from runs.record import Basis, Measured
@@ -28,17 +28,6 @@ from tuner.subjects import subjects_of
 
 DECODE = ["--gpu", "a100", "--phase", "decode", "--budget", "3"]
 SHAPE = "2,8,2,1,1024,128"
-
-
-@pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def fake() -> FakeMachine:
-    return FakeMachine(("NVIDIA A100-SXM4-80GB",))
 
 
 def the_run(folder: Path) -> RunStore:
@@ -105,7 +94,7 @@ def test_a_run_of_each_variant(variant: str, gpu: str, nowhere: Path) -> None:
 
 def test_masks_are_problems_of_their_own(nowhere: Path) -> None:
     args = ["--variant", "gqa", *DECODE, "--page-size", "64", "--shapes", "1,8,2,4,512,64"]
-    assert main(args, fake().machine()) == 0
+    assert main(args, a100().machine()) == 0
     store = the_run(nowhere)
     assert store.spec.page == 64
     assert [name for name, _ in store.spec.sketches] == ["decode", "decode-causal"]
@@ -118,16 +107,16 @@ def test_masks_are_problems_of_their_own(nowhere: Path) -> None:
 
 
 def test_a_run_goes_on_with_its_phase(nowhere: Path) -> None:
-    assert main(["--variant", "gqa", *DECODE, "--shapes", SHAPE], fake().machine()) == 0
+    assert main(["--variant", "gqa", *DECODE, "--shapes", SHAPE], a100().machine()) == 0
     path = the_run(nowhere).path
-    assert main(["--resume", str(path), "--budget", "5"], fake().machine()) == 0
+    assert main(["--resume", str(path), "--budget", "5"], a100().machine()) == 0
     history = RunStore.open(path).replay().history
     assert len(history) == 5
     assert {r.problem.phase for r in history} == {Phase.DECODE}
 
 
 def test_a_report_shows_a_decode_run(nowhere: Path) -> None:
-    assert main(["--variant", "gqa", *DECODE, "--shapes", SHAPE], fake().machine()) == 0
+    assert main(["--variant", "gqa", *DECODE, "--shapes", SHAPE], a100().machine()) == 0
     path = the_run(nowhere).path
     assert main(["report", str(path)]) == 0
     assert "decode" in (path / "report.html").read_text()
@@ -136,7 +125,7 @@ def test_a_report_shows_a_decode_run(nowhere: Path) -> None:
 def test_a_comparison_is_of_its_phase(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["compare", "--variant", "gqa", "--gpu", "a100", "--phase", "decode", "--budget", "2",
             "--seeds", "1", "--arms", "search,random", "--shapes", SHAPE, "--json"]  # fmt: skip
-    assert main(args, fake().machine()) == 0
+    assert main(args, a100().machine()) == 0
     assert json.loads(capsys.readouterr().out)
     specs = [RunStore.open(p.parent).spec for p in nowhere.rglob("spec.json")]
     assert len(specs) >= 2
@@ -169,7 +158,7 @@ def test_sketch_of_the_user_must_split_its_keys(
 ) -> None:
     Path("plain.tl").write_text(FULL)
     args = ["--variant", "gqa", *DECODE, "--shapes", SHAPE, "--sketch", "plain.tl"]
-    assert main(args, fake().machine()) == 2
+    assert main(args, a100().machine()) == 2
     assert "plain.tl does not split its keys" in capsys.readouterr().err
 
 
@@ -178,9 +167,9 @@ def test_sketch_that_leaves_splits_to_the_launch_is_decode(
 ) -> None:
     Path("split.tl").write_text(sketches("gqa", False, Phase.DECODE)["decode"])
     args = ["--variant", "gqa", "--gpu", "a100", "--shapes", SHAPE, "--sketch", "split.tl"]
-    assert main([*args, "--budget", "2"], fake().machine()) == 2
+    assert main([*args, "--budget", "2"], a100().machine()) == 2
     assert "use --phase decode" in capsys.readouterr().err
-    assert main([*args, "--budget", "2", "--phase", "decode"], fake().machine()) == 0
+    assert main([*args, "--budget", "2", "--phase", "decode"], a100().machine()) == 0
 
 
 def test_number_of_splits_is_no_parameter_of_decode(
@@ -189,7 +178,7 @@ def test_number_of_splits_is_no_parameter_of_decode(
     text = sketches("gqa", False, Phase.DECODE)["decode"]
     Path("fixed.tl").write_text(f"Param num_splits in {{2, 4}}\n{text}")
     args = ["--variant", "gqa", *DECODE, "--shapes", SHAPE, "--sketch", "fixed.tl"]
-    assert main(args, fake().machine()) == 2
+    assert main(args, a100().machine()) == 2
     assert "Param num_splits, which the launch chooses" in capsys.readouterr().err
 
 
@@ -198,7 +187,7 @@ def test_one_query_needs_no_causal_sketch(
 ) -> None:
     Path("causal.tl").write_text(sketches("gqa", True, Phase.DECODE)["decode"])
     args = ["--variant", "gqa", *DECODE, "--shapes", SHAPE, "--sketch", "causal.tl"]
-    assert main(args, fake().machine()) == 2
+    assert main(args, a100().machine()) == 2
     assert "which one query does not need" in capsys.readouterr().err
 
 
@@ -224,7 +213,7 @@ def test_a_person_reads_of_pages_and_bandwidth(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["--variant", "mla", *DECODE, "--page-size", "64", "--shapes", "1,16,1,1,4096,576,512"]
-    assert main(args, fake().machine()) == 0
+    assert main(args, a100().machine()) == 0
     out = capsys.readouterr().out
     assert "multi-head latent attention, decode from pages of 64 keys" in out
     assert "D=576 0.0721688" in out  # 1/sqrt(192)

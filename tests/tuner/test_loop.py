@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from fake_machine import CAUSAL, FULL, FakeMachine, Judge
+from fake_machine import CAUSAL, FULL, FakeMachine, a100
 
 from llm_proposer.seeds import seeds
 from runs.record import Basis, Broken, History, Measured, Outcome, Rejected, Stage, TrialClass
@@ -35,10 +35,6 @@ def only_run(tmp_path: Path) -> Path:
 
 def replay(tmp_path: Path) -> Replay:
     return RunStore.open(only_run(tmp_path)).replay()
-
-
-def a100(verdict: Judge = lambda c: None, depth: int = 1) -> FakeMachine:
-    return FakeMachine(("NVIDIA A100-SXM4-80GB",), verdict, depth)
 
 
 def rejected(trial_class: TrialClass, reason: str = "no good") -> Rejected:

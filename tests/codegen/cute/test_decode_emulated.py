@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decode_programs import emitted
 
-from codegen.cute import translate
 from codegen.kernel import KernelSource
-from codegen.tl.bind import bind
-from codegen.tl.parser import parse
-from llm_proposer.builtin import sketches
 from space.constraints import Backend, space_for
 from space.gpu import GPUS
 from space.legal import legal_points
@@ -35,11 +32,6 @@ def drawn(problem: Problem, gpu: str, seed: int, **fixed: int) -> Point:
     space = space_for(problem, GPUS[gpu], Backend.MMA_SYNC)
     space = space.restrict({k: (v,) for k, v in fixed.items()})
     return legal_points(problem, GPUS[gpu], space).draw(random.Random(seed))
-
-
-def emitted(problem: Problem, gpu: str, point: Point) -> KernelSource:
-    text = sketches(problem.variant, problem.causal, Phase.DECODE)["decode"]
-    return translate(bind(parse(text), problem, point), problem, GPUS[gpu])
 
 
 def emulated(

@@ -6,13 +6,14 @@ import random
 from pathlib import Path
 
 import pytest
+from decode_programs import decode, emitted, text_of
 
 from codegen import nvrtc
 from codegen.cute import translate
 from codegen.cute.decode_plan import plan_decode
 from codegen.cute.row_copies import RowOrder
 from codegen.errors import PlanError, ToolchainMissing
-from codegen.kernel import ArgKind, GridAxis, KernelSource, SplitRule
+from codegen.kernel import ArgKind, GridAxis, SplitRule
 from codegen.tl.bind import bind
 from codegen.tl.parser import parse
 from codegen.tl.smem import smem_bytes as program_smem_bytes
@@ -22,28 +23,14 @@ from space.constraints import Backend, smem_bytes, space_for
 from space.gpu import GPUS
 from space.legal import legal_points
 from space.params import Point
-from space.variant import DType, Phase, Problem
+from space.variant import Problem
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cute"
 LATENT = (576, 512)
 
 
-def decode(
-    variant: str, dims: tuple[int, int], causal: bool = False, page: int = 0, dtype: str = "fp16"
-) -> Problem:
-    return Problem(variant, DType(dtype), *dims, causal, Phase.DECODE, page)
-
-
-def text_of(problem: Problem) -> str:
-    return sketches(problem.variant, problem.causal, Phase.DECODE)["decode"]
-
-
 def seed(problem: Problem, gpu: str, nth: int = 0) -> Point:
     return seeds(problem, GPUS[gpu], space_for(problem, GPUS[gpu], Backend.MMA_SYNC))[nth]
-
-
-def emitted(problem: Problem, gpu: str, point: Point, text: str = "") -> KernelSource:
-    return translate(bind(parse(text or text_of(problem)), problem, point), problem, GPUS[gpu])
 
 
 GOLDENS = {

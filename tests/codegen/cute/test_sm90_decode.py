@@ -8,15 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from decode_programs import emitted, text_of
 
 from codegen import nvrtc
-from codegen.cute import decode_protocol, translate
+from codegen.cute import decode_protocol
 from codegen.cute.decode_protocol import Rings, Step, check_decode_protocol, play
 from codegen.errors import PlanError, ToolchainMissing
 from codegen.kernel import ArgKind, KernelSource
-from codegen.tl.bind import bind
-from codegen.tl.parser import parse
-from llm_proposer.builtin import sketches
 from llm_proposer.seeds import seeds
 from space.constraints import smem_bytes, space_for, violated
 from space.gpu import GPUS
@@ -36,11 +34,6 @@ def decode(variant: str, dims: tuple[int, int], causal: bool = False, page: int 
     return Problem(variant, DType.BF16, *dims, causal, Phase.DECODE, page)
 
 
-def emitted(problem: Problem, point: Point) -> KernelSource:
-    text = sketches(problem.variant, problem.causal, Phase.DECODE)["decode"]
-    return translate(bind(parse(text), problem, point), problem, H200)
-
-
 def first_seeds(problem: Problem) -> tuple[Point, ...]:
     return seeds(problem, H200, space_for(problem, H200))
 
@@ -54,7 +47,7 @@ GOLDENS = {
 @pytest.mark.parametrize("name", GOLDENS)
 def test_text_is_the_golden_one(name: str, request: pytest.FixtureRequest) -> None:
     problem, nth = GOLDENS[name]
-    text = emitted(problem, first_seeds(problem)[nth]).text
+    text = emitted(problem, "h200", first_seeds(problem)[nth]).text
     path = GOLDEN / f"{name}.cu"
     if request.config.getoption("--update-golden"):
         path.write_text(text)
@@ -75,19 +68,19 @@ def test_every_kind_of_legal_point_becomes_a_kernel(
     rng = random.Random(page)
     for point in [*first_seeds(problem), *(legal.draw(rng) for _ in range(12))]:
         assert violated(problem, point, H200) is None
-        source = emitted(problem, point)
+        source = emitted(problem, "h200", point)
         partial, combine = source.launches
         assert partial.smem_bytes == smem_bytes(problem, point)
         assert combine.if_split and combine.dependent and not partial.if_split
         assert (source.splits is not None) and source.splits.keys == point["BN"]
         kinds = [a.kind for a in partial.args]
         assert (ArgKind.PAGES in kinds) == bool(page)
-        assert emitted(problem, point).text == source.text
+        assert emitted(problem, "h200", point).text == source.text
 
 
 def test_a_latent_program_reads_no_v() -> None:
     problem = decode("mla", LATENT_DIMS)
-    source = emitted(problem, first_seeds(problem)[0])
+    source = emitted(problem, "h200", first_seeds(problem)[0])
     assert dict(source.tensors) == {"Q": "in", "K": "in", "O": "out"}
 
 
@@ -104,7 +97,7 @@ def test_what_cannot_run_is_refused_with_its_limit(change: dict[str, int], said:
     point = first_seeds(problem)[0]
     values = point.as_dict() | change
     with pytest.raises(PlanError, match=said):
-        emitted(problem, Point.of(values))
+        emitted(problem, "h200", Point.of(values))
 
 
 ADD_BIAS = """\
@@ -115,11 +108,11 @@ ADD_BIAS = """\
 
 def masked(lines: str) -> KernelSource:
     problem = decode("gqa", (128, 128))
-    text = sketches(problem.variant, False, Phase.DECODE)["decode"]
+    text = text_of(problem)
     scaled = "  Compute Scale S, scale\n"
     changed = text.replace(scaled, f"{scaled}{lines}")
     assert changed != text
-    return translate(bind(parse(changed), problem, first_seeds(problem)[0]), problem, H200)
+    return emitted(problem, "h200", first_seeds(problem)[0], changed)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +140,7 @@ def test_a_plain_window_is_lowered() -> None:
 )
 def test_ptxas_neither_spills_nor_serialises(variant: str, dims: tuple[int, int], nth: int) -> None:
     problem = decode(variant, dims)
-    source = emitted(problem, first_seeds(problem)[nth])
+    source = emitted(problem, "h200", first_seeds(problem)[nth])
     try:
         cubin = nvrtc.compile_source(source, "sm_90a")
     except ToolchainMissing as missing:

@@ -132,10 +132,11 @@ def read(tool: str, code: int, text: str) -> Finding:
     """Return what the output of the sanitizer and its exit code mean."""
     lines = [line.strip("= \t") for line in text.splitlines() if line.strip("= \t")]
     totals = [m.groupdict() for m in SUMMARIES[tool].finditer(text)]
-    if any(int(total["errors"]) for total in totals):
-        faults = (x for x in lines if "SUMMARY" not in x)
-        found = (x for x in faults if re.search(r"invalid|error|hazard|race|misaligned", x, re.I))
-        return Finding(tool, State.FAULTS, next(found, "no line of evidence"))
+    faults = (x for x in lines if "SUMMARY" not in x)
+    found = [x for x in faults if re.search(r"invalid|error|hazard|race|misaligned", x, re.I)]
+    cut_off = code == FAULTS_EXIT and not totals and bool(found)
+    if cut_off or any(int(total["errors"]) for total in totals):
+        return Finding(tool, State.FAULTS, found[0] if found else "no line of evidence")
     if not totals or code not in (0, FAULTS_EXIT):
         said = lines[-1] if lines else f"exit code {code}"
         return Finding(tool, State.NO_VERDICT, said)

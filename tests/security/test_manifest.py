@@ -234,7 +234,7 @@ def test_any_value_at_any_place_of_a_decode_manifest_is_within_its_bounds(decodi
             for step in path[:-1]:
                 place = place[step]
             place[path[-1]] = value
-            (decoding / "manifest.json").write_text(json.dumps(data))
+            (decoding / "manifest.json").write_text(json.dumps(sealed(data)))
             try:
                 manifest = read(decoding)
             except ManifestError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from runs.record import Basis
@@ -38,7 +40,7 @@ def test_never_below_the_roofline(variant: str, gpu: str) -> None:
 def test_longer_caches_and_larger_batches_take_longer() -> None:
     times = [us(Shape(1, 32, 8, 1, keys, 128, 128)) for keys in (1024, 8192, 65536)]
     times += [us(Shape(batch, 32, 8, 1, 65536, 128, 128)) for batch in (4, 16)]
-    assert times == sorted(times)
+    assert all(a < b for a, b in itertools.pairwise(times))
 
 
 def test_bandwidth_decides_where_the_batch_is_large() -> None:
@@ -61,7 +63,8 @@ def test_prediction_says_its_splits_and_basis() -> None:
     candidate = Candidate.uncompiled(GQA, POINT)
     timing = predict(candidate, shape, gpu_named("a100"))
     assert (timing.basis, timing.samples) == (Basis.PREDICTED, 0)
-    assert timing.splits == splits_of(POINT, shape, gpu_named("a100"))
+    # 108 SMs for 8 planes: 27 splits are aimed at, of 512 tiles 19 at a time
+    assert timing.splits == 27
     assert timing.low_us < timing.median_us < timing.high_us
     assert timing.median_us == predict_us(candidate, shape, gpu_named("a100"))
 

@@ -83,7 +83,7 @@ FAULTS = {
     "unknown model": (failure(404, "The model `m` does not exist", "model_not_found"), "`m`"),
     "wrong key": (failure(401, "Incorrect API key provided", "invalid_api_key"), "401"),
     "server down": (failure(503, "overloaded"), "503"),
-    "no JSON": (Answer(200, "<html>It works!</html>", content_type="text/html"), ""),
+    "no JSON": (Answer(200, "<html>It works!</html>", content_type="text/html"), "JSON"),
 }
 
 

@@ -54,6 +54,9 @@ ABSENT = "Error: Target application terminated before first instrumented API cal
         ),
         ("memcheck", 1, f"Traceback\nRuntimeError: no device\n{CLEAN}", State.NO_VERDICT, CLEAN),
         ("memcheck", 255, f"========= {ABSENT}", State.NO_VERDICT, ABSENT),
+        # ended before its summary, with a fault already told
+        ("memcheck", FAULTS_EXIT, READ, State.FAULTS, READ.strip("= ")),
+        ("racecheck", FAULTS_EXIT, RACE, State.FAULTS, RACE.strip("= ")),
         # it may exit with 0 when it could watch nothing
         ("racecheck", 0, f"========= {ABSENT}", State.NO_VERDICT, ABSENT),
         ("racecheck", 0, "", State.NO_VERDICT, "exit code 0"),

@@ -171,7 +171,7 @@ def test_pipes_in_an_export_and_a_comparison_are_not_waited_for(
     store = make_run(tmp_path / "runs")
     for name in ("manifest.json", "plan.json"):
         os.mkfifo(tmp_path / name)
-    assert main(["export", str(store.path), "--out", str(tmp_path)]) == 1
+    assert main(["export", str(store.path), "--out", str(tmp_path)]) == 2
     assert "no earlier export" in capsys.readouterr().err
     assert main(["compare", "--resume", str(tmp_path)], FakeMachine(A100).machine()) == 2
     assert "it is no regular file" in capsys.readouterr().err

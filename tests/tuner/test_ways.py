@@ -244,7 +244,7 @@ def test_tune_sketch_from_words_says_that_nothing_proves_it(
     assert "Compute Sigmoid S" in out and "it was checked as TL alone" in error
     assert "Wanted: sigmoid attention" in json.dumps(server.requests[0])
     assert main(["sketch", *words]) == 2
-    assert "--words are for a model" in capsys.readouterr().err
+    assert "--words is for a model" in capsys.readouterr().err
 
 
 def test_tune_sketch_finds_the_built_in_program_of_a_reference(

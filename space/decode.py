@@ -18,7 +18,8 @@ BARRIER_BYTES = 8
 PRODUCER_THREADS = 32
 BLOCK_THREADS_MAX = 1024
 COMBINE_WIDTH = 4  #: output columns of a thread that combines splits
-#: registers beside the accumulators, the scores and P
+PANEL_REGISTERS = 16  #: of a thread, for 64 columns of its warpgroup's rows of Q
+#: registers beside the accumulators, the scores, P and Q
 SPARE_REGISTERS = 44
 
 DECODE_PARAMS = (
@@ -35,12 +36,15 @@ DECODE_PARAMS = (
     Param("min_split_tiles", (1, 2, 4), "fewest key tiles of a split"),
     Param("combine_early", (0, 1), "splits' combination is scheduled before results are stored"),
     Param("combine_groups", (1, 4, 8, 16), "groups of threads that share the splits of a row"),
+    Param("q_panels", (0, 1), "panels of 64 columns of Q that stay in registers"),
 )
 
 
 def decode_space(problem: Problem) -> Space:
     """Return the search space of a decode problem on the Hopper back end."""
-    shared = {"consumer_warpgroups": (2 if problem.latent else 1,)}
+    shared: dict[str, tuple[int, ...]] = {"consumer_warpgroups": (2 if problem.latent else 1,)}
+    if not problem.latent:  # memory bounds these: their products may read Q as often as they like
+        shared["q_panels"] = (0,)
     return Space(DECODE_PARAMS).restrict(shared)
 
 
@@ -78,7 +82,8 @@ def decode_registers(problem: Problem, point: Point) -> int:
     keys = point["BN"]
     p = keys // 4 if point["overlap"] else 0  # else P takes the place of S
     own = problem.head_dim_v // point["consumer_warpgroups"]
-    return own // 2 + keys // 2 + p + SPARE_REGISTERS
+    q = PANEL_REGISTERS * point.get("q_panels", 0)
+    return own // 2 + keys // 2 + p + q + SPARE_REGISTERS
 
 
 def _columns_of_warpgroups(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:

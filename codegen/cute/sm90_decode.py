@@ -7,7 +7,7 @@ from codegen.cute.sm90 import BARRIERS_PRELUDE, WAITS_PRELUDE
 from codegen.cute.sm90_decode_consumer import BARRIERS_MADE, ROWS_ISSUED, DecodeConsumer
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.statements import comment
-from codegen.cute.target import COMMON_PRELUDE, PACK, UNPACK
+from codegen.cute.target import COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE
 from codegen.cute.wgmma import define_descriptor, define_product
 from codegen.cute.writer import Writer
@@ -77,6 +77,9 @@ class _Emitter:
         out.lines(WGMMA_PRELUDE)
         define_descriptor(out, Panel())
         out.lines(PRELUDE)
+        if plan.q_panels:
+            out.lines(LDMATRIX_PRELUDE)
+            define_product(out, dtype, plan.keys, True, b_rows=False)
         define_product(out, dtype, plan.keys, False, b_rows=False)
         define_product(out, dtype, plan.own_columns, True, b_rows=True)
         out.line()

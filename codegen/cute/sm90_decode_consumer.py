@@ -22,6 +22,7 @@ from space.decode import PANEL_COLUMNS, ROW_BYTES, panels
 from space.hopper import WARPGROUP_ROWS
 from space.tiles import CHUNK_BYTES
 
+STEPS = PANEL_COLUMNS // STEP  #: of a product in one panel
 #: named barriers of the exchange of P, and of what the loading warp and the others tell each other
 P_FULL, P_EMPTY, BARRIERS_MADE, ROWS_ISSUED = 3, 4, 5, 6
 
@@ -92,6 +93,8 @@ class DecodeConsumer:
                 break
             if not isinstance(stmt, ast.Copy):
                 self.statements.emit(stmt, None)
+        if plan.q_panels:
+            self._hold_rows()
         fragment = plan.base.fragment(self.p)
         assert fragment is not None
         out.line(f"uint32_t {self.p}_a[1][{fragment.columns // STEP}][4];")
@@ -122,6 +125,20 @@ class DecodeConsumer:
                 self._let_go(0)
         self._finish(0)
 
+    def _hold_rows(self) -> None:
+        """Read the last panels of Q as A operands: the product reads less of shared memory."""
+        out, plan = self.out, self.plan
+        steps = -(-plan.head_dim // STEP) - plan.first_held * STEPS
+        out.line(f"uint32_t {self.queries}_r[{steps}][4];")
+        with out.block(""):
+            out.line(f"int const row = warp * {STEP} + (lane & 15);")
+            at = plan.first_held * WARPGROUP_ROWS * ROW_BYTES
+            out.line(f"uint32_t const rows_at = smem_at + {at} + row * {ROW_BYTES};")
+            with out.unrolled("k", steps):
+                chunk = Panel().swizzled("k % 4 * 2 + (lane >> 4)", "row")
+                panel = f"k / 4 * {WARPGROUP_ROWS * ROW_BYTES}"
+                out.line(f"ldsm({self.queries}_r[k], rows_at + {panel} + {chunk} * {CHUNK_BYTES});")
+
     def _scores(self) -> None:
         """Issue the product that gives the scores, part by part as they come."""
         out, plan = self.out, self.plan
@@ -135,20 +152,24 @@ class DecodeConsumer:
                 f"uint64_t const b = tile_descriptor(smem_at + {parts[0].offset} + "
                 f"slot * {parts[0].stage_bytes}, 16);"
             )
-            name = product_name(plan.keys, False, False)
             steps = -(-plan.head_dim // STEP)
             for n, part in enumerate(parts):
-                first = part.first_panel * 4
-                count = min(part.panels * 4, steps - first)
+                first = part.first_panel * STEPS
+                end = min(first + part.panels * STEPS, steps)
                 out.line(f"wait({part.barrier} + slot, scored / {plan.stages} & 1);")
                 out.line("warpgroup_fence();")
-                with out.unrolled("k", first + count, first):
-                    out.line("int const panel = k / 4, within = k % 4 * 32;")
-                    keep = f"k > {first}" if n == 0 else "1"
-                    out.line(
-                        f"{name}({stmt.out}, a + (panel * {q_panel} + within) / 16, "
-                        f"b + (panel * {part.panel_bytes} + within) / 16, {keep});"
-                    )
+                held = min(max(plan.first_held * STEPS, first), end)
+                for lo, hi, in_registers in ((first, held, False), (held, end, True)):
+                    if lo == hi:
+                        continue
+                    name = product_name(plan.keys, in_registers, False)
+                    a = f"a + (panel * {q_panel} + within) / 16"
+                    a = f"{self.queries}_r[k - {plan.first_held * STEPS}]" if in_registers else a
+                    keep = f"k > {first}" if n == 0 and lo == first else "1"
+                    with out.unrolled("k", hi, lo):
+                        out.line("int const panel = k / 4, within = k % 4 * 32;")
+                        at = f"b + (panel * {part.panel_bytes} + within) / 16"
+                        out.line(f"{name}({stmt.out}, {a}, {at}, {keep});")
                 out.line("warpgroup_commit();")
 
     def _scores_done(self, pending: int) -> None:

@@ -97,6 +97,12 @@ class DecodePlan:
     exchange_offset: int
     barrier_offset: int
     smem_bytes: int
+    q_panels: int  #: the last panels of Q, which stay in registers
+
+    @property
+    def first_held(self) -> int:
+        """The first panel of Q that stays in registers."""
+        return panels(self.head_dim) - self.q_panels
 
     @property
     def threads(self) -> int:
@@ -216,6 +222,7 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         exchange_offset=end,
         barrier_offset=barrier_offset,
         smem_bytes=smem,
+        q_panels=program.param("q_panels", 0),
     )
 
 

@@ -78,6 +78,17 @@ def test_every_kind_of_legal_point_becomes_a_kernel(
         assert emitted(problem, "h200", point).text == source.text
 
 
+def test_a_panel_of_q_that_stays_in_registers_is_read_from_shared_memory_once() -> None:
+    """9 panels of 4 steps: all of them are read at each tile, or 8 of them are."""
+    problem = decode("mla", LATENT_DIMS)
+    held = next(p for p in first_seeds(problem) if p["q_panels"])
+    one, none = (emitted(problem, "h200", held.replace(q_panels=n)).text for n in (1, 0))
+    assert one.count("ldsm(Q_r[k]") == 1 and "ldsm" not in none
+    product = "64x64x16_rs(S, Q_r[k - 32], b + "
+    assert one.count(product) == none.count("for (int k = 32; k < 36; ++k)") > 0
+    assert product not in none
+
+
 def test_a_latent_program_reads_no_v() -> None:
     problem = decode("mla", LATENT_DIMS)
     source = emitted(problem, "h200", first_seeds(problem)[0])
@@ -136,8 +147,9 @@ def test_a_plain_window_is_lowered() -> None:
 
 @pytest.mark.parametrize(
     ("variant", "dims", "nth"),
-    [("gqa", (128, 128), 1), ("mla", LATENT_DIMS, 0), ("mla", LATENT_DIMS, 1)],
-)
+    [("gqa", (128, 128), 1), ("mla", LATENT_DIMS, 0), ("mla", LATENT_DIMS, 1),
+     ("mla", LATENT_DIMS, 2)],
+)  # fmt: skip
 def test_ptxas_neither_spills_nor_serialises(variant: str, dims: tuple[int, int], nth: int) -> None:
     problem = decode(variant, dims)
     source = emitted(problem, "h200", first_seeds(problem)[nth])

@@ -1,5 +1,5 @@
 // mla-bf16-d576x512-full-decode-page64 for sm_90a
-// BM=64 BN=64 blocks_per_sm=1 combine_early=0 combine_groups=4 consumer_warpgroups=2 evict_first=0 integer_max=1 min_split_tiles=2 overlap=0 rescale_threshold=8 split_blocks=1 stages=2
+// BM=64 BN=64 blocks_per_sm=1 combine_early=0 combine_groups=4 consumer_warpgroups=2 evict_first=0 integer_max=1 min_split_tiles=2 overlap=0 q_panels=1 rescale_threshold=8 split_blocks=1 stages=2
 #include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -146,6 +146,34 @@ __device__ __forceinline__ void load_words(
     uint32_t address, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address) : "memory");
+}
+// 8x8 matrices of 16-bit elements: one row's chunk address from each lane
+__device__ __forceinline__ void ldsm(uint32_t (&r)[4], uint32_t address) {
+  SM75_U32x4_LDSM_N::copy(chunk_at(address), r[0], r[1], r[2], r[3]);
+}
+__device__ __forceinline__ void ldsm(uint32_t (&r)[2], uint32_t address) {
+  SM75_U32x2_LDSM_N::copy(chunk_at(address), r[0], r[1]);
+}
+__device__ __forceinline__ void ldsm_t(uint32_t (&r)[4], uint32_t address) {
+  SM75_U16x8_LDSM_T::copy(chunk_at(address), r[0], r[1], r[2], r[3]);
+}
+__device__ __forceinline__ void ldsm_t(uint32_t (&r)[2], uint32_t address) {
+  SM75_U16x4_LDSM_T::copy(chunk_at(address), r[0], r[1]);
+}
+
+// d (+)= a.b, 64 x 64 x 16; keep = 0 starts from zero
+template <int N>  // d may be wider: its first 64 columns are used
+__device__ __forceinline__ void wgmma_64x64x16_rs(float (&d)[1][N][4], uint32_t const (&a)[4], uint64_t b, int keep) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %37, 0;"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
+      : "+f"(d[0][0][0]), "+f"(d[0][0][1]), "+f"(d[0][0][2]), "+f"(d[0][0][3]), "+f"(d[0][1][0]), "+f"(d[0][1][1]), "+f"(d[0][1][2]), "+f"(d[0][1][3]),
+        "+f"(d[0][2][0]), "+f"(d[0][2][1]), "+f"(d[0][2][2]), "+f"(d[0][2][3]), "+f"(d[0][3][0]), "+f"(d[0][3][1]), "+f"(d[0][3][2]), "+f"(d[0][3][3]),
+        "+f"(d[0][4][0]), "+f"(d[0][4][1]), "+f"(d[0][4][2]), "+f"(d[0][4][3]), "+f"(d[0][5][0]), "+f"(d[0][5][1]), "+f"(d[0][5][2]), "+f"(d[0][5][3]),
+        "+f"(d[0][6][0]), "+f"(d[0][6][1]), "+f"(d[0][6][2]), "+f"(d[0][6][3]), "+f"(d[0][7][0]), "+f"(d[0][7][1]), "+f"(d[0][7][2]), "+f"(d[0][7][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
 
 // d (+)= a.b, 64 x 64 x 16; keep = 0 starts from zero
@@ -411,6 +439,15 @@ partial(
           }
         }
       }
+      uint32_t Q_r[4][4];
+       {
+        int const row = warp * 16 + (lane & 15);
+        uint32_t const rows_at = smem_at + 65536 + row * 128;
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          ldsm(Q_r[k], rows_at + k / 4 * 8192 + ((k % 4 * 2 + (lane >> 4)) ^ (row & 7)) * 16);
+        }
+      }
       uint32_t S_a[1][4][4];
       int i = i_lo;
       #pragma unroll 1
@@ -425,7 +462,7 @@ partial(
           #pragma unroll
           for (int k = 32; k < 36; ++k) {
             int const panel = k / 4, within = k % 4 * 32;
-            wgmma_64x64x16_ss(S, a + (panel * 8192 + within) / 16, b + (panel * 8192 + within) / 16, k > 32);
+            wgmma_64x64x16_rs(S, Q_r[k - 32], b + (panel * 8192 + within) / 16, k > 32);
           }
           warpgroup_commit();
           wait(4 + slot, scored / 2 & 1);

@@ -136,21 +136,23 @@ HOPPER: dict[int, tuple[Row, ...]] = {
         _hopper(128, 128, 2, q_stages=2, late_wait=1),
         _hopper(192, 64, 2, q_stages=2, out_buffer=0, pingpong=1),
         _hopper(192, 80, 2, persistent=2, late_wait=1),
+        _hopper(128, 128, 2, pingpong=1, q_stages=2, late_wait=1, head_group=32),
         _hopper(128, 64, 3, pingpong=1, q_stages=2),
     ),
     192: (
-        _hopper(128, 96, 2, pingpong=1, q_stages=2, out_buffer=0),
-        _hopper(128, 64, 2, pingpong=1, q_stages=2),
-        _hopper(128, 112, 2, pingpong=1),
+        _hopper(128, 96, 2, pingpong=1, q_stages=2, out_buffer=0, late_wait=1),
         _hopper(128, 128, 2, pingpong=1, out_buffer=0),
+        _hopper(128, 96, 2, pingpong=1, q_stages=2, out_buffer=0),
+        _hopper(128, 112, 2, pingpong=1),
         _hopper(128, 96, 2, pingpong=1, late_wait=1),
+        _hopper(128, 64, 2, pingpong=1, q_stages=2),
         _hopper(192, 64, 2, pingpong=1, out_buffer=0),
     ),
     256: (
+        _hopper(128, 64, 2, pingpong=1, out_buffer=0, late_wait=1),
+        _hopper(128, 64, 2, pingpong=1, out_buffer=0, head_group=8),
         _hopper(128, 64, 2, pingpong=1, out_buffer=0),
-        _hopper(128, 64, 2, pingpong=1, out_buffer=0, late_wait=1, persistent=2),
         _hopper(128, 64, 2, out_buffer=0, head_group=4),
-        _hopper(128, 48, 2, pingpong=1, out_buffer=0),
     ),
 }
 #: Which row is the first under a causal mask, where it is not the first: at head dim 64 turns and
@@ -178,7 +180,8 @@ def _for_causal(row: Row) -> Row:
     """A row for triangular work: uneven blocks are started longest first, over several heads."""
     if "overlap" not in row:
         return {**row, "head_group": 0}
-    return {**row, "persistent": 2, "head_group": 16, "skip": int(row["BM"] > 128)}
+    heads = row["head_group"] if row["head_group"] > 1 else 16
+    return {**row, "persistent": 2, "head_group": heads, "skip": int(row["BM"] > 128)}
 
 
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:

@@ -74,8 +74,10 @@ def _block_position(plan: KernelPlan, out: Writer) -> None:
     out.line(f"int const row0 = block_idx * {plan.rows};")
 
 
-def tile_position(plan: KernelPlan, out: Writer, tile: str) -> None:
+def tile_position(plan: KernelPlan, out: Writer, tile: str, cluster: int = 1) -> None:
     """Decode a tile's number into block_idx, plane, head and batch.
+
+    The blocks of a cluster have one number; theirs on the row axis follow one another.
 
     Planes (heads of all batches) are walked in groups, whose keys and values share the L2; within
     a group the plane changes fastest, so that row blocks of one length start together.
@@ -90,7 +92,11 @@ def tile_position(plan: KernelPlan, out: Writer, tile: str) -> None:
         out.line(f"int const width = min({group}, planes - first);")
         out.line(f"int const within = {tile} - first * row_blocks;")
         out.line("int const row = within / width, plane = first + within % width;")
-    out.line(f"int const block_idx = {'row_blocks - 1 - row' if plan.longest_first else 'row'};")
+    block = "row_blocks - 1 - row" if plan.longest_first else "row"
+    if cluster > 1:
+        out.line(f"int const first_block = ({block}) * {cluster};")
+        block = "first_block + cluster_rank"
+    out.line(f"int const block_idx = {block};")
     out.line("int const head = plane % heads, batch = plane / heads;")
 
 

@@ -33,12 +33,12 @@ class Sm90Writer:
         out.line(f"int tile = blockIdx.x{clusters};")
         out.line("#pragma unroll 1")
         with out.block("while (tile < tiles)"):
-            tile_position(plan.base, out, "tile")
+            tile_position(plan.base, out, "tile", cluster)
             if cluster > 1:
                 rows = plan.base.rows
                 out.line("// all blocks of a cluster walk the keys that any of them sees")
-                out.line(f"int const cluster_row0 = block_idx * {cluster * rows};")
-                out.line(f"int const row0 = cluster_row0 + cluster_rank * {rows};")
+                out.line(f"int const cluster_row0 = first_block * {rows};")
+                out.line(f"int const row0 = block_idx * {rows};")
                 self.statements.loop_bounds(plan.loop, "cluster_row0", cluster * rows)
             else:
                 out.line(f"int const row0 = block_idx * {plan.base.rows};")

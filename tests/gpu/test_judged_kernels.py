@@ -64,6 +64,7 @@ def test_known_good_point_is_right(
         (128, {"cluster": 2, "BM": 192, "BN": 80, "consumer_warpgroups": 3, "q_stages": 1}),
         (96, {"swizzle": 64}),
         (80, {"swizzle": 32, "cluster": 2}),
+        (128, {"cluster": 2, "out_buffer": 2}),
         (72, {"swizzle": 64, "q_in_registers": 1, "BN": 64}),
     ],
     ids=str,

@@ -88,6 +88,18 @@ def test_blocks_of_a_cluster_share_what_they_load() -> None:
     assert two.smem_bytes == one.smem_bytes
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_block_of_a_cluster_stores_its_own_rows_from_registers(causal: bool) -> None:
+    """Rows of O are found by block_idx, which must be the block's own and not its cluster's."""
+    text = emitted(
+        sketches("mha", causal)["forward"], mha(128, causal), "h200", cluster=2, out_buffer=2,
+        persistent=1,
+    ).text  # fmt: skip
+    assert text.count("int const block_idx = first_block + cluster_rank;") == 2  # of both roles
+    assert text.count("int const row0 = block_idx * 128;") == 2
+    assert "int const row = (block_idx) * 128 + warp" in text
+
+
 def test_a_cluster_that_draws_tickets_is_not_planned() -> None:
     with pytest.raises(PlanError, match="take their tiles together; use persistent = 0 or 1"):
         emitted(sketches("mha", True)["forward"], mha(128, True), "h200", cluster=2)

@@ -216,11 +216,12 @@ forward(
       #pragma unroll 1
       while (tile < tiles) {
         int const row = tile % row_blocks, plane = tile / row_blocks;
-        int const block_idx = row;
+        int const first_block = (row) * 2;
+        int const block_idx = first_block + cluster_rank;
         int const head = plane % heads, batch = plane / heads;
         // all blocks of a cluster walk the keys that any of them sees
-        int const cluster_row0 = block_idx * 256;
-        int const row0 = cluster_row0 + cluster_rank * 128;
+        int const cluster_row0 = first_block * 128;
+        int const row0 = block_idx * 128;
         int const i_lo = 0;
         int const i_hi = ceil_div(N, 128);
         int const i_full = min(i_hi, N / 128);
@@ -290,11 +291,12 @@ forward(
     #pragma unroll 1
     while (tile < tiles) {
       int const row = tile % row_blocks, plane = tile / row_blocks;
-      int const block_idx = row;
+      int const first_block = (row) * 2;
+      int const block_idx = first_block + cluster_rank;
       int const head = plane % heads, batch = plane / heads;
       // all blocks of a cluster walk the keys that any of them sees
-      int const cluster_row0 = block_idx * 256;
-      int const row0 = cluster_row0 + cluster_rank * 128;
+      int const cluster_row0 = first_block * 128;
+      int const row0 = block_idx * 128;
       int const i_lo = 0;
       int const i_hi = ceil_div(N, 128);
       int const i_full = min(i_hi, N / 128);

@@ -19,8 +19,8 @@ _WORDS = """
     cluster_rank cluster_row0 column column_blocks compl const constexpr consumer continue count
     cute d default delete diagonal do double drawn e else end_cluster enum erff exp2_approx
     expect explicit export extern fabsf false first first_block float fmaf fmaxf for friend from
-    goto gridDim group grown h head heads high hold huge if index inline int int64_t inverse j k kept
-    kind l lane last ldsm ldsm_t leader left limit long low m max min mma moved mutable n name
+    goto gridDim group grown h head heads high hold huge if index inline int int64_t inverse j k
+    kept kind l lane last ldsm ldsm_t leader left limit long low m max min mma moved mutable n name
     namespace new noexcept not nullptr operator or out out_at out_row own own_row0 pack panel
     part pass pin plane planes private protected public quad_max quad_sum r register rest return
     ring row row0 row_blocks scale short signed sizeof smem smem_at source split splits stage

@@ -179,10 +179,11 @@ class Delayed(ScriptedClock):
 
     delayed = 0
 
-    def windows_us(self, calls, during=None):  # type: ignore[no-untyped-def]
+    def windows_us(self, calls, during=None, before=None):  # type: ignore[no-untyped-def]
         """See `Clock.windows_us`."""
         self.delayed -= 1
-        return [us + (4000.0 if self.delayed >= 0 else 0.0) for us in super().windows_us(calls)]
+        times = super().windows_us(calls, during, before)
+        return [us + (4000.0 if self.delayed >= 0 else 0.0) for us in times]
 
 
 @pytest.mark.parametrize("us", [5.0, 400.0])

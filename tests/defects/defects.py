@@ -43,8 +43,8 @@ class Defect:
         return "\n".join((*lines[:at], changed, *lines[at + 1 :]))
 
 
-SYNC_C, SYNC_F, HOPPER_C, HOPPER_F = (
-    "mma_sync causal", "mma_sync full", "hopper causal", "hopper full",
+SYNC_C, SYNC_F, HOPPER_C, HOPPER_F, DECODE, LATENT = (
+    "mma_sync causal", "mma_sync full", "hopper causal", "hopper full", "decode gqa", "decode mla",
 )  # fmt: skip
 LOOP = -1  #: the last match: the masked loop, or the loop behind a peeled first step
 
@@ -129,4 +129,26 @@ DEFECTS = (
            "panel * 64, i * 128 + 1, kv_head"),
     Defect("second warpgroup reads the first's queries", HOPPER_F, r" \+ consumer \* 8192, 16\)",
            ", 16)"),
+    # ---- decode: splits of a cache, and their combination ----
+    Defect("results are combined before they are there", DECODE,
+           r'asm volatile\("griddepcontrol\.wait;" ::: "memory"\);', ";"),
+    Defect("splits weigh the same", DECODE, r"w = exp2_approx\(w \* 1\.44269504089f\);",
+           "w = 1.f;"),
+    Defect("weight of a split without its maximum", LATENT,
+           r"\(S_max\[m\]\[r\] \* S_log2 \+ log2f\(total\)\)", "log2f(total)"),
+    Defect("lengths are not read", DECODE, r"key_counts == nullptr \? N : key_counts\[sequence\]",
+           "N"),
+    Defect("last tile of a split left out", LATENT, r"min\(tiles, i_lo \+ tiles_per_split\)",
+           "min(tiles, i_lo + tiles_per_split - (i_lo > 0))"),
+    Defect("key mask one key too wide", DECODE, r"n \* 8 \+ c > last\)", "n * 8 + c > last + 1)",
+           LOOP),
+    Defect("V past the end is not zero", LATENT, r"if \(keys < N && ", "if (false && ", LOOP),
+    Defect("KV head is always the first", DECODE, r"kv_head = plane % kv_heads, sequence",
+           "kv_head = 0, sequence"),
+    Defect("P is read before it is written", LATENT, r"named_sync\(3, 256\);", ";"),
+    Defect("the other columns are not rescaled", LATENT,
+           r"float const decay = own == .*;", "float const decay = 1.f;"),
+    Defect("keys are not waited for", DECODE, r"wait\(0 \+ slot, .*\);", ";", LOOP),
+    Defect("a panel of Q is another one", LATENT, r"rows_at = smem_at \+ 65536",
+           "rows_at = smem_at"),
 )  # fmt: skip

@@ -1,4 +1,7 @@
-"""The right kernels that defects are put into: both back ends, both masks, on a Hopper card."""
+"""The right kernels that defects are put into, on a Hopper card.
+
+Prefill on both back ends with both masks; decode with V of its own and absorbed MLA.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from codegen.tl.parser import parse
 from llm_proposer.builtin import sketches
 from space.constraints import Backend, space_for
 from space.gpu import gpu_named
-from space.variant import DType, Problem, Shape
+from space.variant import LATENT_DIMS, DType, Phase, Problem, Shape
 
 GPU = gpu_named("h200")
 
@@ -24,16 +27,23 @@ class Subject:
     backend: Backend
     causal: bool
     point: tuple[tuple[str, int], ...]
+    phase: Phase = Phase.PREFILL
+    latent: bool = False
 
     @property
     def problem(self) -> Problem:
         """Query heads share KV heads, so that a wrong head shows."""
-        return Problem("gqa", DType.FP16, 128, 128, self.causal)
+        variant, dims = ("mla", LATENT_DIMS) if self.latent else ("gqa", (128, 128))
+        return Problem(variant, DType.FP16, *dims, self.causal, self.phase)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """What the judge times it on: enough blocks to fill the card."""
-        return (Shape(4, 12, 4, 1024, 1024, 128, 128, self.causal),)
+        if self.phase is Phase.PREFILL:
+            return (Shape(4, 12, 4, 1024, 1024, 128, 128, self.causal),)
+        heads, kv_heads = (128, 1) if self.latent else (32, 8)
+        dims = self.problem.head_dim, self.problem.head_dim_v
+        return (Shape(4, heads, kv_heads, 1, 2048, *dims, self.causal),)
 
 
 def _sync(causal: bool, stages: int, threshold: int) -> Subject:
@@ -57,11 +67,23 @@ def _hopper(causal: bool, fast: bool) -> Subject:
     return Subject(Backend.WGMMA, causal, tuple(point.items()))
 
 
+def _decode(latent: bool, **others: int) -> Subject:
+    point = {
+        "BM": 64, "BN": 64, "consumer_warpgroups": 1 + latent, "stages": 2 if latent else 3,
+        "blocks_per_sm": 1, "overlap": 1, "evict_first": 0, "rescale_threshold": 8,
+        "integer_max": 1, "split_blocks": 1, "min_split_tiles": 1, "combine_early": 0,
+        "combine_groups": 4, "q_panels": int(latent), **others,
+    }  # fmt: skip
+    return Subject(Backend.WGMMA, False, tuple(point.items()), Phase.DECODE, latent)
+
+
 SUBJECTS = {
     "mma_sync causal": _sync(True, stages=1, threshold=0),
     "mma_sync full": _sync(False, stages=2, threshold=8),
     "hopper causal": _hopper(True, fast=False),
     "hopper full": _hopper(False, fast=True),
+    "decode gqa": _decode(latent=False),
+    "decode mla": _decode(latent=True),
 }
 
 
@@ -71,5 +93,5 @@ def emitted(name: str) -> KernelSource:
     subject = SUBJECTS[name]
     problem = subject.problem
     point = space_for(problem, GPU, subject.backend).point(dict(subject.point))
-    text = next(iter(sketches(problem.variant, problem.causal).values()))
+    text = next(iter(sketches(problem.variant, problem.causal, problem.phase).values()))
     return translate(bind(parse(text), problem, point), problem, GPU)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,9 +40,13 @@ class Bay:
     output: Output
     exams: tuple[Exam, ...]
 
-    def fill(self, data_set: int) -> None:
-        """Put data set n on slot 0."""
-        exam = self.exams[data_set]
+    def exam(self, data_set: int, slot: int) -> Exam:
+        """Return the problem on `slot` while it holds data set n."""
+        return replace(self.exams[data_set], inputs=self.slots[slot])
+
+    def fill(self, data_set: int, slot: int = 0) -> None:
+        """Put data set n on a slot."""
+        exam = self.exam(data_set, slot)
         for tensor, fresh in zip(exam.inputs.tensors, exam.pristine, strict=True):
             tensor.copy_(fresh)
 

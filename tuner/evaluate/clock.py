@@ -31,10 +31,13 @@ class Batch:
 class Clock(Protocol):
     """What `timing` needs to know of time."""
 
-    def windows_us(self, calls: Sequence[Launcher], during: Launcher | None = None) -> list[float]:
+    def windows_us(
+        self, calls: Sequence[Launcher], during: Launcher | None = None,
+        before: Launcher | None = None,
+    ) -> list[float]:  # fmt: skip
         """Return the time of each call in microseconds, L2 flushed before each.
 
-        `during` is called once while the device is at work.
+        `during` is called once while the device is at work, `before` ahead of each window.
         """
 
     def batch(self, calls: Sequence[Launcher]) -> Batch:
@@ -55,13 +58,18 @@ class CudaClock:
         self._device = device
         self._l2 = PersistingL2()
 
-    def windows_us(self, calls: Sequence[Launcher], during: Launcher | None = None) -> list[float]:
+    def windows_us(
+        self, calls: Sequence[Launcher], during: Launcher | None = None,
+        before: Launcher | None = None,
+    ) -> list[float]:  # fmt: skip
         """See `Clock.windows_us`. A fault of a kernel is raised here, by torch."""
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in calls
         ]
         for call, (start, stop) in zip(calls, events, strict=True):
+            if before is not None:
+                before()
             self._flush.zero_()
             start.record()
             call()

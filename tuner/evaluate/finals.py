@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -14,13 +15,13 @@ from tuner.evaluate.arena import Bay
 from tuner.evaluate.checks import hidden_checks, neighbour_checks, trial_checks
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.conditions import Conditions
-from tuner.evaluate.freshness import check_call
+from tuner.evaluate.freshness import check_call, redraw
 from tuner.evaluate.judge import COOL_S, COOL_TRIES, MANY_REPEATS, Judge, Kernel, ask
 from tuner.evaluate.launch import LaunchError
 from tuner.evaluate.peers import Make, PeerAbsent, Run, start
 from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import SHORT_US, Sample, check_possible, check_stream, summarise
-from tuner.evaluate.verify import check_whole, compare
+from tuner.evaluate.verify import check_whole, compare, grade
 from tuner.job import Absent, Entry, FinalsResult, Reading
 
 ROUNDS = 25
@@ -90,7 +91,8 @@ def run_finals(
         bay.fill(0)
         theirs = _present(peers, bay, absent)
         calls = _short({**ours, **theirs}, shape, judge.clock)
-        samples, reading = _timed(calls, judge.clock, rounds, meter, shape)
+        before = bay.output.spoil
+        samples, reading = _timed(calls, judge.clock, rounds, meter, shape, before)
         if reading is not None:
             readings.append(reading)
         for name, sample in samples.items():
@@ -110,8 +112,9 @@ def run_finals(
 
 
 def _timed(
-    calls: Mapping[str, Launcher], clock: Clock, rounds: int, meter: Meter | None, shape: Shape
-) -> tuple[dict[str, Sample], Reading | None]:
+    calls: Mapping[str, Launcher], clock: Clock, rounds: int, meter: Meter | None, shape: Shape,
+    before: Launcher,
+) -> tuple[dict[str, Sample], Reading | None]:  # fmt: skip
     """Interleave the calls, again after a pause while the card is too hot, and read its state."""
     seen: list[Conditions] = []
 
@@ -119,12 +122,12 @@ def _timed(
         if meter is not None and (state := meter.read()) is not None:
             seen[:] = [state]
 
-    samples = interleave(calls, clock, rounds, look)
+    samples = interleave(calls, clock, rounds, look, before)
     redone = 0
     while meter is not None and meter.overheated() and redone < COOL_TRIES:
         time.sleep(COOL_S)
         redone += 1
-        samples = interleave(calls, clock, rounds, look)
+        samples = interleave(calls, clock, rounds, look, before)
     if not seen or not calls:
         return samples, None
     (now,) = seen
@@ -155,13 +158,23 @@ def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
 def _disbelieved(
     call: Launcher, sample: Sample, bay: Bay, problem: Problem, judge: Judge
 ) -> Rejected | None:
-    """Return why a trial's final time cannot be: too fast for the card, or on known data only."""
+    """Return why a trial's final time cannot be: too fast for the card, or on known data only.
+
+    It is launched as it was timed: on an output that is spoiled, not poisoned.
+    """
     if judge.gpu is not None:
         plain = judge.function is None
         impossible = check_possible(sample, bay.shape, problem.dtype, judge.gpu, plain)
         if impossible is not None:
             return impossible
-    return check_call(call, 1, bay, judge.clock, sample)
+    bay.fill(0)
+    bay.output.poison()
+    bay.output.spoil()
+    judge.clock.windows_us([call])
+    as_timed = grade(bay.exams[0])
+    if isinstance(as_timed, Rejected):
+        return replace(as_timed, stage=Stage.TIME)
+    return check_call(call, 1, bay, judge.clock, sample, fresh=redraw)
 
 
 def _present(peers: Mapping[str, Make], bay: Bay, absent: list[Absent]) -> dict[str, Run]:
@@ -204,18 +217,18 @@ def _graphed(call: Launcher, clock: Clock) -> Launcher:
 
 def interleave(
     calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int,
-    during: Callable[[], object] | None = None,
+    during: Callable[[], object] | None = None, before: Callable[[], object] | None = None,
 ) -> dict[str, Sample]:  # fmt: skip
     """Time every call once a round, each round starting with another; drop the warm rounds.
 
-    `during` is called once while the device is at work.
+    `during` is called once while the device is at work, `before` ahead of each window.
     """
     names = list(calls)
     order = [
         names[(i + r) % len(names)] for r in range(rounds + WARM_ROUNDS) for i in range(len(names))
     ]
     times: dict[str, list[float]] = {n: [] for n in names}
-    windows = clock.windows_us([calls[n] for n in order], during)
+    windows = clock.windows_us([calls[n] for n in order], during, before)
     for name, us in zip(order, windows, strict=True):
         times[name].append(us)
     return {n: summarise(t[WARM_ROUNDS:]) for n, t in times.items()}

@@ -12,6 +12,7 @@ embeddings do): it is asked again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ import torch
 
 from runs.record import Rejected, Stage, TrialClass
 from space.variant import Shape
-from tuner.evaluate.arena import Bay
+from tuner.evaluate.arena import V_MEAN, Bay
 from tuner.evaluate.clock import Clock, Launcher
 from tuner.evaluate.inputs import Triple
 from tuner.evaluate.output import flip_signs
@@ -91,12 +92,13 @@ def new_seed() -> int:
     return secrets.randbits(62)
 
 
-def renew(bay: Bay, seed: int) -> Exam:
-    """Put new data on every slot of a bay and return the problem that is now on slot 0."""
-    last = bay.exams[-1]
+def renew(bay: Bay, seed: int, slot: int = 0) -> Exam:
+    """Put new data on every slot of a bay and return the problem that is now on `slot`."""
+    last = bay.exam(-1, slot)
     draw = Draw.new(bay.shape, seed, last.inputs.q.device)
-    for slot in bay.slots[1:]:
-        _put(slot.tensors, draw.inputs(slot.tensors))
+    for n, other in enumerate(bay.slots):
+        if n != slot:
+            _put(other.tensors, draw.inputs(other.tensors))
     fresh = draw.inputs(last.pristine)
     _put(last.inputs.tensors, fresh)
     if last.inputs.function is None:
@@ -106,6 +108,22 @@ def renew(bay: Bay, seed: int) -> Exam:
     return replace(
         last, name=f"{last.name}, columns drawn from {seed}", pristine=fresh, expected=right
     )
+
+
+def redraw(bay: Bay, seed: int, slot: int = 0) -> Exam:
+    """Put numbers that were never there on `slot`, and work out the answer to them.
+
+    Dearer than `renew`, and sure where a kernel knows moved columns again: for finalists.
+    """
+    last = bay.exam(-1, slot)
+    q, k, v = last.inputs.tensors
+    generator = torch.Generator(q.device).manual_seed(seed)
+    for tensor, mean in ((q, 0.0), (k, 0.0), (v, V_MEAN)):
+        if tensor is not v or not last.inputs.latent:
+            tensor.normal_(mean, 1.0, generator=generator)
+    pristine = (q.clone(), k.clone(), v.clone())
+    name = f"{last.name}, drawn anew from {seed}"
+    return replace(last, name=name, pristine=pristine, expected=expect(last.inputs))
 
 
 def _put(tensors: Triple, moved: Triple) -> None:
@@ -121,25 +139,34 @@ def check_fresh(
     """Return the rejection of a time that does not hold on new data, or of what comes out then.
 
     `calls` launch on the bay's slots in their order. Short kernels run as one graph of them, so
-    that the slack is shared; one that cannot be captured runs alone. Device faults are raised.
+    that the slack is shared; one that cannot be captured runs alone. What comes out on one of the
+    slots, nobody knows which, is judged. Device faults are raised.
     """
-    call, count = calls[0], 1
+    slot = secrets.randbelow(len(calls))
+    call, count = calls[slot], 1
     if sample.median_us < GRAPH_US:
+        others = [c for n, c in enumerate(calls) if n != slot]
         with contextlib.suppress(RuntimeError):
-            call, count = clock.graphed(list(reversed(calls))), len(calls)
-    return check_call(call, count, bay, clock, sample, draw_seed)
+            call, count = clock.graphed([*others, calls[slot]]), len(calls)
+    return check_call(call, count, bay, clock, sample, draw_seed, slot)
 
 
 def check_call(
     call: Launcher, count: int, bay: Bay, clock: Clock, sample: Sample,
-    draw_seed: Callable[[], int] = new_seed,
+    draw_seed: Callable[[], int] = new_seed, slot: int = 0,
+    fresh: Callable[[Bay, int, int], Exam] = renew,
 ) -> Rejected | None:  # fmt: skip
-    """See `check_fresh`; `call` makes `count` launches, the last of them on slot 0."""
+    """See `check_fresh`; `call` makes `count` launches, the last of them on `slot`.
+
+    `fresh` makes the new data. The output is poisoned for one launch and spoiled for the next.
+    """
+    made_ready = itertools.cycle((bay.output.spoil, bay.output.poison))
+    bay.output.poison()  # the guard bands
     limit_us = FRESH_FACTOR * sample.median_us * count + FRESH_SLACK_US
     quickest = float("inf")
     for _ in range(FRESH_TRIES):
-        exam = renew(bay, draw_seed())
-        bay.output.poison()
+        exam = fresh(bay, draw_seed(), slot)
+        next(made_ready)()
         _, us = clock.windows_us([_nothing, call])  # the first window after a wait reads low
         graded = grade(exam)
         if isinstance(graded, Rejected):

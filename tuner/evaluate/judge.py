@@ -6,6 +6,7 @@ The device, the answers and the timed inputs live here across trials; nothing of
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,7 +31,7 @@ from tuner.evaluate.clock import Clock
 from tuner.evaluate.freshness import check_fresh
 from tuner.evaluate.function import Function
 from tuner.evaluate.inputs import Check, make
-from tuner.evaluate.launch import LaunchError, Prepare
+from tuner.evaluate.launch import Launcher, LaunchError, Prepare
 from tuner.evaluate.output import same_bits
 from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import (
@@ -195,7 +196,8 @@ class Judge:
     ) -> tuple[Timing, float] | Rejected:
         """Check before, time, and check after: same bits, inputs untouched, new data followed.
 
-        At the very end comes data that no launch has met: it must not take longer.
+        Ahead of each window the output is spoiled. At the very end comes data that no launch has
+        met: it must not take longer. Where the new data goes, nobody knows.
         """
         launched = ask(prepare, bay, 0)
         if isinstance(launched, Rejected):
@@ -209,7 +211,9 @@ class Judge:
         if aside is not None:
             return aside
         take = measure_replays if problem.phase is Phase.DECODE else measure
-        sample = self._sample(lambda: take(calls, self.clock, self.plan, best_us))
+        sample = self._sample(
+            lambda: take(calls, self.clock, self.plan, best_us, before=bay.output.spoil)
+        )
         if (left := self.clock.tampered()) is not None:
             return Rejected(
                 TrialClass.TIMING_INVALID, Stage.TIME, f"timed shape {bay.shape.key}: {left}"
@@ -220,7 +224,8 @@ class Judge:
                 f"timed shape {bay.shape.key}: the last timed launch gave other bits than the "
                 "first",
             )  # fmt: skip
-        again = ask(prepare, bay, 1)
+        slot = secrets.randbelow(len(calls))
+        again = ask(prepare, bay, 1, slot, calls[slot])
         if isinstance(again, Rejected):
             return again
         if self.gpu is not None:
@@ -242,12 +247,15 @@ class Judge:
         return sample
 
 
-def ask(prepare: Prepare, bay: Bay, data_set: int) -> float | Rejected:
-    """Put a data set on slot 0, launch once on a poisoned output and judge it.
+def ask(
+    prepare: Prepare, bay: Bay, data_set: int, slot: int = 0, launch: Launcher | None = None
+) -> float | Rejected:
+    """Put a data set on a slot, launch once on a poisoned output and judge it.
 
-    Before a new data set goes in, what the launches so far left of the old one is compared.
+    Before a new data set goes in, what the launches so far left of the old one on slot 0 is
+    compared. `launch` is one of that slot, if there is one.
     """
-    exam = bay.exams[data_set]
+    exam = bay.exam(data_set, slot)
     if data_set:
         before = bay.exams[data_set - 1]
         for name, now, was in zip("QKV", before.inputs.tensors, before.pristine, strict=True):
@@ -256,10 +264,10 @@ def ask(prepare: Prepare, bay: Bay, data_set: int) -> float | Rejected:
                     TrialClass.INPUT_MODIFIED, Stage.TIME,
                     f"{exam.name}: {name} was changed by a timed launch",
                 )  # fmt: skip
-        bay.fill(data_set)
+        bay.fill(data_set, slot)
     bay.output.poison()
     try:
-        exam.inputs.given_to(prepare, bay.output.tensor)()
+        (launch or exam.inputs.given_to(prepare, bay.output.tensor))()
     except LaunchError as error:
         return Rejected(TrialClass.LAUNCH_FAILED, Stage.LAUNCH, f"{exam.name}: {error}")
     synchronize(bay.output.tensor.device)

@@ -21,6 +21,26 @@ LaunchError = driver.LaunchError
 ALIGNMENT_BYTES = 16  #: what one lane's copy moves
 
 
+class Start:
+    """A packed launch. The tensors live as long as it does."""
+
+    def __init__(
+        self, call: driver.Prepared, workspaces: tuple[torch.Tensor, ...],
+        held: tuple[torch.Tensor, ...],
+    ) -> None:  # fmt: skip
+        self._call, self._workspaces, self._held = call, workspaces, held
+        self.stream: Callable[[], int] = _current_stream
+
+    def __call__(self) -> None:
+        """Start the kernels on the current stream; does not wait."""
+        self._call.launch(self.stream())
+
+    def forget(self) -> None:
+        """Fill what one kernel hands to the next with NaN: no launch may live on an earlier one."""
+        for tensor in self._workspaces:
+            tensor.fill_(math.nan)
+
+
 class LoadedKernel:
     """A cubin on a device, ready to be bound to tensors."""
 
@@ -77,10 +97,8 @@ class LoadedKernel:
             self._module, self._source.launches, tensors, lengths, {"scale": scale}
         )
 
-        def start(held: object = tensors) -> None:  # the tensors live as long as the launch
-            call.launch(torch.cuda.current_stream().cuda_stream)
-
-        return start
+        workspaces = tuple(tensors[w.name] for w in self._source.workspaces)
+        return Start(call, workspaces, tuple(tensors.values()))
 
     def lengths(
         self, q: torch.Tensor, k: torch.Tensor, pages: torch.Tensor | None = None
@@ -121,6 +139,10 @@ class LoadedKernel:
 
 def _nothing() -> None:
     return None
+
+
+def _current_stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)
 
 
 def check_sizes(

@@ -3,35 +3,63 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 import torch
 
 GUARD = 4096  #: elements on each side of the output; a multiple of what alignment asks for
-#: A NaN in both 16-bit types, with a payload that no arithmetic gives.
-POISON = 0x7FD5
+GAP_ROWS = 3  #: rows behind each sequence of an output with gaps
+#: NaN in both 16-bit types, with payloads that no arithmetic gives
+POISONS = tuple(n for n in range(0x7F81, 0x7FFF) if n != 0x7FC0)
+SPOILED_MOST = 4.0  #: a spoiled output holds one number up to this, of either sign
+
+
+@dataclass(slots=True)
+class Poison:
+    """The bits that an output holds where nothing was written: others each time."""
+
+    bits: int = POISONS[0]
+
+    def renew(self) -> int:
+        """Draw others and return them."""
+        self.bits = secrets.choice(POISONS)
+        return self.bits
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """`tensor` is [B, S, H, Dv] in the middle of `buffer`; guard bands lie on both sides."""
+    """`tensor` is [B, S, H, Dv] in the middle of `buffer`; guard bands lie on both sides.
+
+    An output with gaps has guarded rows behind each sequence too.
+    """
 
     tensor: torch.Tensor
     buffer: torch.Tensor  #: int16, flat
+    gaps: torch.Tensor | None = None
+    poisoned: Poison = field(default_factory=Poison)
 
     def poison(self) -> None:
-        """Fill the output and its guard bands with the poison."""
-        self.buffer.fill_(POISON)
+        """Fill the output and its guard bands with a poison that no launch before met."""
+        self.buffer.fill_(self.poisoned.renew())
+
+    def spoil(self) -> None:
+        """Fill the output with a number that nobody foresees, and leave the guard bands.
+
+        A launch that finds out by NaN whether it is judged, or by its own last result whether its
+        work is needed, leaves this.
+        """
+        self.tensor.fill_((secrets.randbelow(1 << 16) / (1 << 15) - 1) * SPOILED_MOST)
 
     def unwritten(self) -> torch.Tensor:
         """Return where the output still holds the poison."""
-        return bits(self.tensor) == POISON
+        return bits(self.tensor) == self.poisoned.bits
 
     def guard_hits(self) -> torch.Tensor:
         """Return how many elements of the guard bands were written, as a 0-d tensor."""
-        end = GUARD + self.tensor.numel()
-        touched = (self.buffer[:GUARD] != POISON).sum()
-        return touched + (self.buffer[end:] != POISON).sum()
+        intact = self.poisoned.bits
+        touched = (self.buffer[:GUARD] != intact).sum() + (self.buffer[-GUARD:] != intact).sum()
+        return touched if self.gaps is None else touched + (bits(self.gaps) != intact).sum()
 
     def part(self, sizes: tuple[int, int, int, int]) -> Output:
         """Return a smaller output at the start of this one, its guard band right behind it."""
@@ -42,15 +70,20 @@ class Output:
 
 def allocate(
     sizes: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device,
-    heads_first: bool = False,
+    heads_first: bool = False, gaps: bool = False,
 ) -> Output:  # fmt: skip
-    """Allocate a poisoned output, packed as [B, S, H, Dv] or, `heads_first`, as [B, H, S, Dv]."""
-    numel = math.prod(sizes)
-    buffer = torch.full((numel + 2 * GUARD,), POISON, dtype=torch.int16, device=device)
-    if heads_first:
-        b, s, h, d = sizes
-        return Output(_between_guards(buffer, (b, h, s, d), dtype).transpose(1, 2), buffer)
-    return Output(_between_guards(buffer, sizes, dtype), buffer)
+    """Allocate a poisoned output, packed as [B, S, H, Dv] or, `heads_first`, as [B, H, S, Dv].
+
+    With `gaps` it is a view of a longer [B, S + 3, H, Dv].
+    """
+    b, s, h, d = sizes
+    stored = (b, h, s, d) if heads_first else (b, s + GAP_ROWS * gaps, h, d)
+    buffer = torch.empty(math.prod(stored) + 2 * GUARD, dtype=torch.int16, device=device)
+    whole = _between_guards(buffer, stored, dtype)
+    whole = whole.transpose(1, 2) if heads_first else whole
+    output = Output(whole[:, :s], buffer, whole[:, s:] if gaps else None)
+    output.poison()
+    return output
 
 
 def _between_guards(

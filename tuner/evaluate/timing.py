@@ -72,42 +72,46 @@ def warm_up(call: Launcher, clock: Clock, plan: Plan = TRIAL_PLAN) -> None:
 
 
 def measure(
-    slots: Sequence[Launcher], clock: Clock, plan: Plan = TRIAL_PLAN, best_us: float = math.inf
-) -> Sample:
+    slots: Sequence[Launcher], clock: Clock, plan: Plan = TRIAL_PLAN, best_us: float = math.inf,
+    before: Launcher | None = None,
+) -> Sample:  # fmt: skip
     """Time a launch whose inputs rotate over `slots`; the last launch is always slot 0's.
 
-    A candidate slower than `plan.hopeless` times `best_us` is given two windows only.
+    A candidate slower than `plan.hopeless` times `best_us` is given two windows only. `before` is
+    called ahead of each window.
     """
     per, calls = 1, list(slots)
-    _, *first = clock.windows_us(_rotation(calls, 3))  # the first after a wait reads low
+    # the first after a wait reads low
+    _, *first = clock.windows_us(_rotation(calls, 3), before=before)
     if min(first) < SHORT_US:
         per = max(len(calls), math.ceil(GRAPH_US / max(min(first), 1.0)))
         calls = [clock.graphed(_rotation(calls, per))]
-        _, *first = (t / per for t in clock.windows_us(_rotation(calls, 3)))
+        _, *first = (t / per for t in clock.windows_us(_rotation(calls, 3), before=before))
     if min(first) > plan.hopeless * best_us:
         return summarise(first)
     wanted = plan.budget_us / (max(min(first), 1e-3) * per)
     count = int(max(plan.min_samples, min(plan.max_samples, wanted)))
-    rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)))
+    rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)), before=before)
     return summarise([*first, *(t / per for t in rest)])
 
 
 def measure_replays(
-    slots: Sequence[Launcher], clock: Clock, plan: Plan = TRIAL_PLAN, best_us: float = math.inf
-) -> Sample:
+    slots: Sequence[Launcher], clock: Clock, plan: Plan = TRIAL_PLAN, best_us: float = math.inf,
+    before: Launcher | None = None,
+) -> Sample:  # fmt: skip
     """Time a launch of few microseconds as a decoder makes it: as the replay of a graph.
 
     Each window holds one replay, so that no launch hides behind another. Inputs rotate over two
     of the `slots`; the last launch is slot 0's.
     """
     calls = [clock.graphed([call]) for call in slots[:REPLAY_SLOTS]]
-    _, *first = clock.windows_us(_rotation(calls, 3))
+    _, *first = clock.windows_us(_rotation(calls, 3), before=before)
     if min(first) > plan.hopeless * best_us:
         return summarise(first)
     more = plan.max_samples * REPLAY_SAMPLES
     wanted = plan.budget_us / max(min(first), 1e-3)
     count = int(max(plan.min_samples, min(more, wanted)))
-    rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)))
+    rest = clock.windows_us(_rotation(calls, max(count - len(first), 1)), before=before)
     return summarise([*first, *rest])
 
 

@@ -1,7 +1,7 @@
 """Decides whether a kernel is right. The launch is injected, so any callable can be judged.
 
 The order is: launch, guard bands, inputs, holes, NaN and Inf maps, error, cosine, the same with V
-negated, repeats.
+negated and, of a cache, with fewer keys, repeats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from runs.record import Rejected, Stage, TrialClass
 from tuner.evaluate.inputs import Inputs
-from tuner.evaluate.launch import Launcher, LaunchError, Prepare
+from tuner.evaluate.launch import Launcher, LaunchError, Prepare, Start
 from tuner.evaluate.output import Output, allocate, flip_signs, same_bits
 from tuner.evaluate.reference import Expected, Part, expect, whole
 
@@ -38,6 +38,8 @@ class Exam:
     output: Output
     #: copies of `inputs.tables`, where the inputs may be written to
     tables: tuple[torch.Tensor, ...] = ()
+    #: of a cache: fewer keys of each sequence, and the answer for them
+    fewer: tuple[torch.Tensor, Expected] | None = None
 
     @property
     def output_sizes(self) -> tuple[int, int, int, int]:
@@ -51,9 +53,22 @@ def set_exam(name: str, inputs: Inputs) -> Exam:
     q, v = inputs.q, inputs.v
     sizes = (q.shape[0], q.shape[1], q.shape[2], v.shape[3])
     tables = tuple(t.clone() for _, t in inputs.tables)
-    output = allocate(sizes, q.dtype, q.device, heads_first=q.stride(2) > q.stride(1))
+    heads_first = q.stride(2) > q.stride(1)
+    gaps = not heads_first and q.shape[0] > 1 and q.stride(0) > q.shape[1] * q.stride(1)
+    output = allocate(sizes, q.dtype, q.device, heads_first, gaps)
     q_copy, k_copy, v_copy = (t.clone() for t in inputs.tensors)
-    return Exam(name, inputs, (q_copy, k_copy, v_copy), expect(inputs), output, tables)
+    return Exam(
+        name, inputs, (q_copy, k_copy, v_copy), expect(inputs), output, tables, _fewer(inputs)
+    )
+
+
+def _fewer(inputs: Inputs) -> tuple[torch.Tensor, Expected] | None:
+    """A third of the keys of each sequence less, and the answer then; None without lengths."""
+    if inputs.cache is None or inputs.cache.key_counts is None:
+        return None
+    counts = inputs.cache.key_counts
+    shorter = counts - counts // 3
+    return shorter, expect(replace(inputs, cache=replace(inputs.cache, key_counts=shorter)))
 
 
 def verify(prepare: Prepare, exam: Exam, repeats: int = 1) -> float | Rejected:
@@ -74,10 +89,14 @@ def verify(prepare: Prepare, exam: Exam, repeats: int = 1) -> float | Rejected:
     flipped = _ask(launch, exam, -1)
     if isinstance(flipped, Rejected):
         return _blame(launch, exam, flipped)
+    shortened = _ask_fewer(launch, exam)
+    if isinstance(shortened, Rejected):
+        restore(exam)
+        return shortened
     unsteady = _repeat(launch, exam, first, repeats)
     if unsteady is not None:
         return _late(launch, exam, first) or unsteady
-    return max(graded, flipped)
+    return max(graded, flipped, shortened)
 
 
 def synchronize(device: torch.device) -> None:
@@ -95,11 +114,32 @@ def _ask(launch: Launcher, exam: Exam, sign: int = 1) -> float | Rejected:
     for tensor, _ in turned:
         flip_signs(_stored_once(tensor))
     exam.output.poison()
+    _forget(launch)
     launch()
     synchronize(exam.inputs.q.device)
     graded = grade(exam, sign)
     for tensor, _ in turned:
         flip_signs(_stored_once(tensor))
+    return graded
+
+
+def _forget(launch: Launcher) -> None:
+    """Take from a launch what an earlier one of the same tensors handed from kernel to kernel."""
+    if isinstance(launch, Start):
+        launch.forget()
+
+
+def _ask_fewer(launch: Launcher, exam: Exam) -> float | Rejected:
+    """Launch with fewer keys at the same addresses, as a graph is replayed later; 0 without any."""
+    if exam.fewer is None:
+        return 0.0
+    cache, (shorter, expected) = exam.inputs.cache, exam.fewer
+    assert cache is not None and cache.key_counts is not None
+    cache.key_counts.copy_(shorter)
+    tables = tuple(t.clone() for _, t in exam.inputs.tables)
+    asked = replace(exam, name=f"{exam.name}, fewer keys", expected=expected, tables=tables)
+    graded = _ask(launch, asked)
+    cache.key_counts.copy_(exam.tables[0])
     return graded
 
 
@@ -139,8 +179,12 @@ def _put_back(tensor: torch.Tensor, copy: torch.Tensor) -> None:
 def _repeat(launch: Launcher, exam: Exam, first: torch.Tensor, repeats: int) -> Rejected | None:
     """Launch again and again; the bits must stay. The device is asked once, at the end."""
     steady = []
-    for _ in range(repeats):
-        exam.output.poison()
+    for n in range(repeats):
+        if n % 2:
+            exam.output.poison()
+        else:
+            exam.output.spoil()
+        _forget(launch)
         launch()
         steady.append(same_bits(exam.output.tensor, first))
     if not steady:

@@ -32,12 +32,17 @@ class ScriptedClock:
 
         return run
 
-    def windows_us(self, calls: Sequence[Launcher], during: Launcher | None = None) -> list[float]:
+    def windows_us(
+        self, calls: Sequence[Launcher], during: Launcher | None = None,
+        before: Launcher | None = None,
+    ) -> list[float]:  # fmt: skip
         """See `Clock.windows_us`."""
         if during is not None:
             during()
         times = []
         for n, call in enumerate(calls):
+            if before is not None:
+                before()
             self._elapsed = None
             call()
             us = self.default_us if self._elapsed is None else self._elapsed

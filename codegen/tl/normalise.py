@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from codegen.tl.ast import (
     Arith,
+    BinOp,
     Call,
     Custom,
     Expr,
@@ -95,6 +96,8 @@ def number_scalars(block: Block, numbers: Mapping[str, Number]) -> Block:
             return Num(numbers[expr.id])
         if isinstance(expr, Call) and expr.function in ("window", "alibi"):
             return replace(expr, args=tuple(number(a) for a in expr.args))
+        if isinstance(expr, BinOp):
+            return replace(expr, left=number(expr.left), right=number(expr.right))
         return expr
 
     def change(stmt: Stmt) -> Stmt:

@@ -83,7 +83,7 @@ def with_and_without(name: str, value: int) -> list[Row]:
 DECODE = (
     ("overlap", {1}), ("evict_first", {1}), ("combine_groups", {4, 8, 16}), ("combine_early", {1}),
     ("min_split_tiles", {2, 4}), ("split_blocks", {2, 3, 4}), ("blocks_per_sm", {2, 3}),
-    ("integer_max", {1}), ("rescale_threshold", {8}),
+    ("integer_max", {1}), ("rescale_threshold", {8}), ("q_panels", {1}),
 )  # fmt: skip
 
 

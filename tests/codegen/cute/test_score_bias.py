@@ -94,6 +94,17 @@ def test_mask_before_a_softcap_goes_behind_it() -> None:
     assert emit.index("Compute Softcap S") < emit.index("keys of tile i that a row must not see")
 
 
+@pytest.mark.parametrize("gpu", ["a100", "h200"])
+def test_a_parameter_in_the_arithmetic_of_a_cap_is_its_number(gpu: str) -> None:
+    text = "Param twice = 7\n" + (EXAMPLES / "softcap.tl").read_text()
+    cap = "Compute Softcap S, softcap"
+    text = text.replace(cap, "Compute Softcap S, twice / 2")
+    backend = Backend.WGMMA if gpu == "h200" else Backend.MMA_SYNC
+    emit = emitted(text, gpu, backend, True).text
+    assert "= 4.f * (1.f - " in emit and " / 4.f) * " in emit  # whole numbers are divided up
+    assert "twice" not in emit.replace("twice=7", "")
+
+
 NUMBERS = "Param window_left = {left}\nParam sinks = {sinks}\n"
 
 

@@ -60,32 +60,38 @@ def hide_past(cache: torch.Tensor, lengths: Sequence[int]) -> None:
         cache[b, length:] = math.nan
 
 
-def page_table(lengths: Sequence[int], page: int, capacity: int, seed: int) -> torch.Tensor:
+def page_table(
+    lengths: Sequence[int], page: int, capacity: int, seed: int, pool: int = 0
+) -> torch.Tensor:
     """Return a table on the CPU: pages in random order, `NO_PAGE` where a sequence has no keys.
 
-    Page numbers leave some pages of the cache unused; `page_count` says how many there are.
+    Page numbers leave some pages of the cache unused; `page_count` says how many there are. Of a
+    larger `pool` they are the last.
     """
     width = -(-capacity // page)
-    order = torch.randperm(
-        page_count(lengths, page), generator=torch.Generator().manual_seed(seed)
-    ).tolist()
+    own = page_count(lengths, page)
+    order = torch.randperm(own, generator=torch.Generator().manual_seed(seed)).tolist()
+    first = page_count(lengths, page, pool) - own
     rows = []
     for length in lengths:
         used = -(-length // page)
-        rows.append([order.pop() for _ in range(used)] + [NO_PAGE] * (width - used))
+        rows.append([first + order.pop() for _ in range(used)] + [NO_PAGE] * (width - used))
     return torch.tensor(rows, dtype=torch.int32).view(len(rows), width)
 
 
-def page_count(lengths: Sequence[int], page: int) -> int:
-    """Return the pages of a cache that holds these sequences, and two that nothing owns."""
-    return sum(-(-length // page) for length in lengths) + 2
+def page_count(lengths: Sequence[int], page: int, pool: int = 0) -> int:
+    """Return the pages of a cache that holds these sequences, and two that nothing owns.
+
+    They are at least `pool`.
+    """
+    return max(sum(-(-length // page) for length in lengths) + 2, pool)
 
 
 def in_pages(
-    cache: torch.Tensor, lengths: Sequence[int], table: torch.Tensor, page: int
+    cache: torch.Tensor, lengths: Sequence[int], table: torch.Tensor, page: int, pool: int = 0
 ) -> torch.Tensor:
     """Return a cache in one piece as pages, NaN where no sequence has a key."""
-    pages = cache.new_full((page_count(lengths, page), page, *cache.shape[2:]), math.nan)
+    pages = cache.new_full((page_count(lengths, page, pool), page, *cache.shape[2:]), math.nan)
     for b, length in enumerate(lengths):
         for n in range(-(-length // page)):
             rows = cache[b, n * page : min(length, (n + 1) * page)]

@@ -10,14 +10,23 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from space.variant import Phase, Problem, Shape
+from space.variant import DType, Phase, Problem, Shape
 from tuner.evaluate import decode_checks
 from tuner.evaluate.inputs import Check, Data, Layout
 
 #: (query heads, KV heads) of the small problems, by variant
 HEADS = {"mha": (3, 3), "gqa": (6, 2), "mqa": (5, 1), "mla": (3, 3)}
-HIDDEN_LAYOUTS = (Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED)
-HIDDEN_DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE)
+HIDDEN_LAYOUTS = (
+    Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED, Layout.OFFSET,
+    Layout.PITCH,
+)  # fmt: skip
+HIDDEN_DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE, Data.SINK, Data.RISING)
+#: how one row and one key past a tuned shape lie, in turn
+NEIGHBOUR_LAYOUTS = (Layout.EMBEDDED, Layout.MIXED, Layout.INTERLEAVED, Layout.OFFSET)
+#: more keys than a sum of short rows, or a maximum of the first tiles, can pass for
+LONG_ROWS, LONG_KEYS = 70, 2213
+#: (query heads, KV heads) of a problem with many
+MANY_HEADS = {"mha": (32, 32), "gqa": (64, 32)}
 #: (query heads, KV heads) that a kernel of any variant serves: sharing is a run-time number
 RATIOS = (
     (3, 3), (6, 2), (5, 1), (7, 7), (12, 3), (16, 1), (14, 2), (16, 2), (12, 1), (24, 2), (8, 1),
@@ -55,7 +64,8 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
         return decode_checks.trial_checks(problem)
 
     def check(
-        name: str, q: int, k: int, data: Data, layout: Layout, batch: int = 1, scale: float = 0.0
+        name: str, q: int, k: int, data: Data, layout: Layout, batch: int = 1,
+        scale: float | None = None,
     ) -> Check:  # fmt: skip
         return Check(name, small_shape(problem, batch, q, k), data, layout, len(name), scale)
 
@@ -64,7 +74,7 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
     checks = [
         check("ragged lengths", 197, 333, Data.NORMAL, Layout.HEADS_FIRST, batch=2),
         check("large logits", 256, 256, Data.NORMAL_3, Layout.PACKED),
-        check("very negative logits", 130, 331, Data.NEGATIVE, Layout.EMBEDDED),
+        check("very negative logits", 130, 331, Data.NEGATIVE, Layout.EMBEDDED, batch=2),
         check("logits past a sentinel", 70, 203, Data.SENTINEL, Layout.INTERLEAVED),
         check("one query", 1, 130, Data.MEAN_ONE, Layout.PACKED, batch=2),
         check("negative scale", 100, 230, Data.NORMAL, Layout.MIXED, batch=2, scale=minus),
@@ -73,6 +83,20 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
         check("keys and values not finite", 75, 150, Data.SPECIAL_KEYS, Layout.PACKED, batch=3),
     ]
     checks.append(check("fewer keys than a tile", 70, 7, Data.NORMAL, Layout.PACKED))
+    long = LONG_ROWS, LONG_KEYS
+    checks += [
+        check("many keys alike", *long, Data.FLAT, Layout.PITCH),
+        check("scores that rise over many keys", *long, Data.RISING, Layout.PACKED),
+        check("one key as heavy as many others", *long, Data.SINK, Layout.PACKED),
+        check("scale of 1", 65, 129, Data.NORMAL, Layout.OFFSET, batch=2, scale=1.0),
+        check("scale of 0", 40, 100, Data.MEAN_ONE, Layout.PITCH, scale=0.0),
+    ]
+    if problem.dtype is DType.BF16:
+        checks.append(check("values past 65504", 65, 129, Data.LARGE_VALUES, Layout.PACKED))
+    if problem.variant in MANY_HEADS:
+        heads, kv_heads = MANY_HEADS[problem.variant]
+        shape = replace(small_shape(problem, 1, 33, 40), heads=heads, kv_heads=kv_heads)
+        checks.append(Check("many KV heads", shape, Data.MEAN_ONE, seed=8))
     if problem.causal:
         # rows 0 to 127 see nothing: their first key block, and every other, is masked
         checks.append(check("rows that see nothing", 200, 72, Data.NEGATIVE, Layout.PACKED))
@@ -125,12 +149,14 @@ def neighbour_checks(
     if problem.phase is Phase.DECODE:
         return decode_checks.neighbour_checks(problem, shapes)
     pairs = dict.fromkeys((s.seqlen_q, s.seqlen_k) for s in shapes)
-    found = []
+    found: list[Check] = []
     for q, k in pairs:
         if q * k <= most_scores:
             rows = q + 1 if q > 1 else 1
             name = f"one past a tuned shape: Sq={rows} Sk={k + 1}"
-            found.append(Check(name, small_shape(problem, 1, rows, k + 1), seed=q + k))
+            layout = NEIGHBOUR_LAYOUTS[len(found) % len(NEIGHBOUR_LAYOUTS)]
+            shape = small_shape(problem, 1, rows, k + 1)
+            found.append(Check(name, shape, layout=layout, seed=q + k))
     return tuple(found)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
-from space.variant import DECODE_QUERIES_MAX, Problem, Shape
+from space.variant import DECODE_QUERIES_MAX, DType, Problem, Shape
 from tuner.evaluate.inputs import Check, Data, Layout
 
 #: (query heads, KV heads) by variant, in the order that checks take them
@@ -22,9 +23,23 @@ HEADS = {
 QUERIES = {False: (1, 2, 5, 8), True: (2, 5, 8, 3)}  #: by whether the mask is causal
 #: keys of the sequences of one batch: none, one, and around the tiles and pages there may be
 RAGGED = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 300)
-LAYOUTS = (Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED)
+LAYOUTS = (
+    Layout.PACKED, Layout.HEADS_FIRST, Layout.INTERLEAVED, Layout.EMBEDDED, Layout.OFFSET,
+    Layout.PITCH,
+)  # fmt: skip
 VERIFY_LAYOUTS = (*LAYOUTS, Layout.MIXED, Layout.ROWS_FIRST, Layout.SECOND_ROW)
-DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE)
+DATA = (Data.NORMAL, Data.MEAN_ONE, Data.NORMAL_3, Data.NEGATIVE, Data.SINK, Data.RISING)
+#: how one key past a tuned shape lies, in turn
+NEIGHBOUR_LAYOUTS = (Layout.EMBEDDED, Layout.MIXED, Layout.HEADS_FIRST)
+#: (query heads, KV heads) of problems with more rows than a block has, and with many KV heads
+MANY_ROWS_HEADS = {"gqa": (64, 4)}
+MANY_KV_HEADS = {"mha": (32, 32), "gqa": (64, 32)}
+#: more keys than a sum of short rows, or a maximum of the first tiles, can pass for
+LONG_KEYS = 2213
+#: a cache longer than any tuned shape need be: an exported kernel takes any
+LONGEST_KEYS = 33_000
+MANY_SEQUENCES = (*(1, 2, 3) * 13, 1)
+MANY_PAGES, POOL_BYTES_MOST = 70_000, 1 << 30
 VERIFY_DATA = (*DATA, Data.SENTINEL, Data.SCORES_OVERFLOW, Data.NAN_QUERIES)
 #: keys that give more than 32 splits some of their own at any tile up to 128, and lie in more than
 #: 256 pages of 16: a call on one long cache gets as many, and no tuned shape need have them
@@ -48,13 +63,16 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
 
     def check(
         name: str, counts: Sequence[int], data: Data, layout: Layout = Layout.PACKED,
-        splits: int = 0, queries: int = 0, scale: float = 0.0,
+        splits: int = 0, queries: int = 0, scale: float | None = None,
+        heads: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         nth = len(found)
         table = QUERIES[problem.causal]
         shape = small_shape(
             problem, len(counts), queries or table[nth % len(table)], max(*counts, 1), nth
         )
+        if heads is not None:
+            shape = replace(shape, heads=heads[0], kv_heads=heads[1])
         found.append(
             Check(name, shape, data, layout, len(name), scale, tuple(counts), problem.page, splits)
         )
@@ -72,7 +90,39 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
     check("queries that are NaN", (150, 75), Data.NAN_QUERIES, queries=DECODE_QUERIES_MAX)
     check("fewer keys than queries", (3, 1, 0, 9), Data.NORMAL, splits=2, queries=5)
     check("many splits, none empty", (MANY_KEYS,), Data.NORMAL, splits=MANY_SPLITS)
+    check("many keys alike", (LONG_KEYS, 700), Data.FLAT, Layout.PITCH, splits=1)
+    check("scores that rise over many keys", (LONG_KEYS,), Data.RISING, splits=2)
+    check("one key as heavy as many others", (LONG_KEYS,), Data.SINK, splits=1)
+    check("scale of 1", (230, 128), Data.NORMAL, Layout.OFFSET, scale=1.0)
+    check("scale of 0", (130, 9), Data.MEAN_ONE, Layout.PITCH, scale=0.0)
+    check("many sequences", MANY_SEQUENCES, Data.NORMAL)
+    check("a cache longer than any tuned", (LONGEST_KEYS,), Data.NEWEST, queries=2)
+    if problem.dtype is DType.BF16:
+        check("values past 65504", (129, 31), Data.LARGE_VALUES)
+    if (heads := MANY_ROWS_HEADS.get(problem.variant)) is not None:
+        check("more rows than a block's", (150, 40), Data.MEAN_ONE, queries=8, heads=heads)
+    if (heads := MANY_KV_HEADS.get(problem.variant)) is not None:
+        check("many KV heads", (40,), Data.MEAN_ONE, heads=heads)
     return tuple(found)
+
+
+def pool_checks(problem: Problem) -> tuple[Check, ...]:
+    """A cache whose page numbers have 17 bits, where such a pool of K takes no more than 1 GiB.
+
+    For devices only.
+    """
+    size = MANY_PAGES * problem.page * problem.head_dim * problem.dtype.bytes
+    if not problem.page or size > POOL_BYTES_MOST:
+        return ()
+    shape = replace(small_shape(problem, 2, 2, 200), heads=4, kv_heads=1)
+    if problem.variant == "mha":
+        shape = replace(shape, heads=1)
+    return (
+        Check(
+            "pages past 65536", shape, Data.NORMAL, seed=9, counts=(200, 40), page=problem.page,
+            pool=MANY_PAGES,
+        ),
+    )  # fmt: skip
 
 
 def hidden_checks(problem: Problem, seed: int, count: int) -> tuple[Check, ...]:
@@ -95,18 +145,23 @@ def _drawn(problem: Problem, rng: random.Random, layout: Layout, data: Data, nth
         f"splits {splits or 'by rule'}, {layout}, {data}"
     )
     seed = rng.getrandbits(31)
-    return Check(name, shape, data, layout, seed, 0.0, counts, problem.page, splits)
+    return Check(name, shape, data, layout, seed, None, counts, problem.page, splits)
 
 
 def neighbour_checks(problem: Problem, shapes: Sequence[Shape]) -> tuple[Check, ...]:
-    """A problem one key past each tuned pair of lengths, one sequence and few heads."""
+    """A problem one key past each tuned pair of lengths: two sequences, few heads.
+
+    What is newest is heavy: among so many keys a lost one would not show.
+    """
     pairs = dict.fromkeys((s.seqlen_q, s.seqlen_k) for s in shapes)
     return tuple(
         Check(
             f"one past a tuned shape: Sq={q} keys {k + 1}",
-            small_shape(problem, 1, q, k + 1), seed=q + k, counts=(k + 1,), page=problem.page,
+            small_shape(problem, 2, q, k + 1), Data.NEWEST,
+            NEIGHBOUR_LAYOUTS[n % len(NEIGHBOUR_LAYOUTS)], q + k, counts=(k + 1, k + 1),
+            page=problem.page,
         )
-        for q, k in pairs
+        for n, (q, k) in enumerate(pairs)
     )  # fmt: skip
 
 

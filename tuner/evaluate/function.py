@@ -89,7 +89,7 @@ class Function:
             for keys in check.counts or (s.seqlen_k,)
             if keys or not check.counts  # a sequence without keys is not asked for
         )
-        return fits and (not check.scale or "scale" in self.accepts) and "NaN" not in check.data
+        return fits and (check.scale is None or "scale" in self.accepts) and "NaN" not in check.data
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool

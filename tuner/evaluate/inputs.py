@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 TORCH_DTYPE = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
 
+#: keys at the end that Data.NEWEST makes heavy, and their logits: 64*e^12 is 20 times the sum of
+#: 2^18 others of N(0,1)
+NEWEST_KEYS, NEWEST_LOGIT = 64, 12.0
+
 Draw = Callable[..., torch.Tensor]  #: draw(*sizes) gives N(0,1) in float32
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 R = TypeVar("R")
@@ -39,6 +43,11 @@ class Data(StrEnum):
     HEAD_CONSTANT = "V of kv head g is g + 1"
     ALL_133120 = "all elements 133120"
     NAN_QUERIES = "every seventh query NaN, V = 1 + 0.1*N(0,1)"
+    FLAT = "q = k = 0, V = 1 + 0.1*N(0,1)"
+    RISING = "N(0,1), K from 0.2 to 60 times along the keys"
+    SINK = "key 0 as heavy as all others together, V = 1 + 0.1*N(0,1), 3 times that of key 0"
+    NEWEST = "N(0,1), the last 64 keys as heavy as 20 times all others"
+    LARGE_VALUES = "N(0,1), V = 1e5*(1 + 0.1*N(0,1))"
     SPECIAL_KEYS = "Inf in K, NaN in K, Inf and NaN in V, each in a batch of its own"
 
 
@@ -53,13 +62,15 @@ class Layout(StrEnum):
     SECOND_ROW = "K is every second row of a buffer, skipped rows NaN"
     EMBEDDED = "views into larger buffers, NaN before and past the end"
     SHARED_HEADS = "K and V expanded over heads with stride 0"
+    OFFSET = "rows of 16 columns more, views from the 8th on: 16 bytes is all they are aligned to"
+    PITCH = "rows of 8 columns more, which are NaN"
     ODD_POINTER = "views that start one element into their buffers"
     SECOND_COLUMN = "last dimension has stride 2"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One small problem to judge a kernel on; `scale` 0 stands for the shape's default.
+    """One small problem to judge a kernel on; `scale` None stands for the shape's default.
 
     A problem with `counts`, the keys of each sequence, is decode: its cache is in pages of `page`
     keys, 0 for one piece, and the keys are in `splits`, 0 for as many as the kernel's rule says.
@@ -70,15 +81,16 @@ class Check:
     data: Data = Data.NORMAL
     layout: Layout = Layout.PACKED
     seed: int = 0
-    scale: float = 0.0
+    scale: float | None = None
     counts: tuple[int, ...] = ()
     page: int = 0
     splits: int = 0
+    pool: int = 0  #: pages that there are at least; those of the sequences are the last
 
     @property
     def softmax_scale(self) -> float:
         """The scale the kernel is called with."""
-        return self.scale or self.shape.default_scale
+        return self.shape.default_scale if self.scale is None else self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +171,8 @@ def make(
         counts, page = counts_of(check.counts, device), check.page
         table = None
         if page:
-            table = page_table(check.counts, page, check.shape.seqlen_k, check.seed)
-            k, v = (in_pages(t, check.counts, table, page) for t in (k, v))
+            table = page_table(check.counts, page, check.shape.seqlen_k, check.seed, check.pool)
+            k, v = (in_pages(t, check.counts, table, page, check.pool) for t in (k, v))
             table = table.to(device)
         else:
             hide_past(k, check.counts)
@@ -228,6 +240,37 @@ def _nan_queries(s: Shape, scale: float, draw: Draw) -> Triple:
     return q, k, v
 
 
+def _rising(s: Shape, scale: float, draw: Draw) -> Triple:
+    """A row's maximum moves until its last keys: by more than an exponential bears."""
+    q, k, v = _normal(s, draw)
+    return q, k * torch.linspace(0.2, 60.0, s.seqlen_k, device=k.device).view(1, -1, 1, 1), v
+
+
+def _sink(s: Shape, scale: float, draw: Draw) -> Triple:
+    """Half of a row's weight lies on key 0, the rest is spread evenly: no key of it is heavy."""
+    q, k, v = _constant_logit(s, draw, 0.0, 1.0, 0.0)
+    column = -1 if s.latent else 0
+    k[:, 0, :, column] = math.log(max(s.seqlen_k, 2)) / scale
+    v[:, 0] *= 3
+    return q, k, v
+
+
+def _newest(s: Shape, scale: float, draw: Draw) -> Triple:
+    """Queries that share a KV head are alike, and the last keys are what they look for."""
+    q, k, v = _normal(s, draw)
+    own = slice(s.head_dim_v, None) if s.latent else slice(None)  # columns of K that are not V's
+    wanted = k[:, -1:, :, own].sign()
+    q *= 0.1
+    q[..., own] += wanted.repeat_interleave(s.group, 2)
+    k[:, -NEWEST_KEYS:, :, own] = wanted * NEWEST_LOGIT / (scale * wanted.shape[3])
+    return q, k, v
+
+
+def _large_values(s: Shape, scale: float, draw: Draw) -> Triple:
+    q, k, v = _mean_one(s, draw)
+    return q, k, v * 1e5
+
+
 def _special_keys(s: Shape, scale: float, draw: Draw) -> Triple:
     """Inf and NaN in key 0, which every row must see, beside others.
 
@@ -255,6 +298,11 @@ RECIPES: dict[Data, Callable[[Shape, float, Draw], Triple]] = {
     Data.HEAD_CONSTANT: _head_constant,
     Data.ALL_133120: _all_133120,
     Data.NAN_QUERIES: _nan_queries,
+    Data.FLAT: lambda s, scale, draw: _constant_logit(s, draw, 0.0, 0.0, 0.0),
+    Data.RISING: _rising,
+    Data.SINK: _sink,
+    Data.NEWEST: _newest,
+    Data.LARGE_VALUES: _large_values,
     Data.SPECIAL_KEYS: _special_keys,
 }
 
@@ -280,6 +328,10 @@ def lay_out(values: Triple, layout: Layout) -> Triple:
         case Layout.SHARED_HEADS:
             heads = q.shape[2]
             return q, k[:, :, :1].expand(-1, -1, heads, -1), v[:, :, :1].expand(-1, -1, heads, -1)
+        case Layout.OFFSET:
+            return _pitched(q, 8, 16), _pitched(k, 8, 16), _pitched(v, 8, 16)
+        case Layout.PITCH:
+            return _pitched(q, 0, 8), _pitched(k, 0, 8), _pitched(v, 0, 8)
         case Layout.ODD_POINTER:
             return _shifted(q), _shifted(k), _shifted(v)
         case Layout.SECOND_COLUMN:
@@ -321,6 +373,14 @@ def _embedded(t: torch.Tensor) -> torch.Tensor:
     b, s, h, d = t.shape
     buffer = t.new_full((b + 1, s + 64, h, d), math.nan)
     view = buffer[:b, 16 : 16 + s]
+    view.copy_(t)
+    return view
+
+
+def _pitched(t: torch.Tensor, first: int, more: int) -> torch.Tensor:
+    columns = t.shape[3]
+    buffer = t.new_full((*t.shape[:3], columns + more), math.nan)
+    view = buffer[..., first : first + columns]
     view.copy_(t)
     return view
 

@@ -28,6 +28,7 @@ from tuner.evaluate.checks import (
     trial_checks,
 )
 from tuner.evaluate.clock import Clock
+from tuner.evaluate.decode_checks import pool_checks
 from tuner.evaluate.freshness import check_fresh
 from tuner.evaluate.function import Function
 from tuner.evaluate.inputs import Check, make
@@ -147,6 +148,10 @@ class Judge:
         """
         fills = self.device.type == "cuda" and problem.phase is not Phase.DECODE
         return (race_check(problem),) if fills else ()
+
+    def pools(self, problem: Problem) -> tuple[Check, ...]:
+        """Return what only the memory of a device has room for."""
+        return pool_checks(problem) if self.device.type == "cuda" else ()
 
     def canary(self, problem: Problem, source: KernelSource, image: bytes) -> bool:
         """Whether a kernel that was right before is right now."""

@@ -18,7 +18,9 @@ def examine(
 
     Device faults are raised.
     """
-    checks = (*judge.races(problem), *verify_checks(problem, shapes, seed))
+    checks = (
+        *judge.races(problem), *verify_checks(problem, shapes, seed), *judge.pools(problem)
+    )  # fmt: skip
     worst = judge.check(prepare, problem, checks)
     if isinstance(worst, Rejected):
         return worst

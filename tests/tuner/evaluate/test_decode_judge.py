@@ -225,8 +225,8 @@ def test_hidden_problems_follow_their_seed() -> None:
 def test_neighbour_is_one_key_further_on() -> None:
     shapes = (Shape(4, 32, 8, 1, 4096, 32, 16), Shape(9, 32, 8, 1, 4096, 32, 16))
     (check,) = neighbour_checks(problem(page=16), shapes)
-    assert check.counts == (4097,)
-    assert check.shape.batch == 1
+    assert check.counts == (4097, 4097)
+    assert check.shape.batch == 2
 
 
 # ---- timed shapes ------------------------------------------------------------------------------

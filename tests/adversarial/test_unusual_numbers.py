@@ -1,0 +1,164 @@
+"""Kernels that are right on short, packed, usual problems and wrong on others: each is named.
+
+One attention in torch has every fault as a choice; prefill calls it as it is, decode for each
+sequence of a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from runs.record import Rejected
+from space.variant import LATENT_DIMS, DType, Phase, Problem, Shape
+from tests.tuner.evaluate import fakes
+from tuner.evaluate.checks import neighbour_checks, trial_checks
+from tuner.evaluate.decode_checks import pool_checks
+from tuner.evaluate.inputs import Check, make
+from tuner.evaluate.launch import Launcher
+from tuner.evaluate.verify import set_exam, verify
+
+T = torch.Tensor
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A kernel; each field is a way to be wrong."""
+
+    causal: bool = False
+    sum_most: float = math.inf  #: a row's sum is clamped
+    frozen_after: int = 0  #: keys from which on the maximum stays
+    least_weight: float = 0.0  #: of a row's largest: lighter keys are left out
+    scale_most: float = math.inf
+    no_scale_is_nan: bool = False
+    half_precision: bool = False  #: values go through fp16
+    lost: int = 0  #: the newest keys, of all sequences but the first
+    most_keys: int = 1 << 30  #: later ones are not read
+    heads_of: int = 1 << 30  #: the KV head is taken modulo this
+    batches_of: int = 1 << 30  #: so is the sequence
+    rows_of: int = 1 << 30  #: packed rows past this read KV head 0
+    aligned: int = 0  #: pointers and row strides of K are rounded down to so many elements
+    pages_of: int = 1 << 30
+
+    def prepare(
+        self, q: T, k: T, v: T, out: T, scale: float, key_counts: T | None = None,
+        pages: T | None = None, splits: int | None = None,
+    ) -> Launcher:  # fmt: skip
+        """See `LoadedKernel.prepare`."""
+        cached = key_counts is not None or pages is not None
+
+        def launch() -> None:
+            if not cached:
+                order = torch.arange(q.shape[0]) % self.batches_of
+                out.copy_(self.attend(q, self.read(k)[order], v[order], scale))
+                return
+            for b in range(q.shape[0]):
+                keys, values = (self.rows(t, b % self.batches_of, pages) for t in (k, v))
+                count = keys.shape[0] if key_counts is None else int(key_counts[b])
+                count = min(count - (self.lost if b else 0), self.most_keys)
+                keys, values = (t[None, : max(count, 0)] for t in (keys, values))
+                out[b : b + 1] = self.attend(q[b : b + 1], keys, values, scale)
+
+        return launch
+
+    def read(self, t: T) -> T:
+        """K as it is found with rounded addresses; NaN where these lead."""
+        if not self.aligned:
+            return t
+        offset, strides = t.storage_offset(), list(t.stride())
+        rounded = offset // self.aligned * self.aligned
+        strides[1] = strides[1] // self.aligned * self.aligned
+        return t.as_strided(t.shape, strides, rounded)
+
+    def rows(self, cache: T, b: int, pages: T | None) -> T:
+        """A sequence's rows."""
+        if pages is None:
+            return self.read(cache)[b]
+        return cache[pages[b].clamp(min=0).long() % self.pages_of].flatten(0, 1)
+
+    def attend(self, q: T, k: T, v: T, scale: float) -> T:
+        """Softmax attention with this kernel's faults."""
+        if self.no_scale_is_nan and scale == 0:
+            return torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype)
+        heads = torch.arange(k.shape[2]) % self.heads_of
+        k, v = k[:, :, heads], v[:, :, heads]
+        if self.half_precision:
+            v = v.half().to(v.dtype)
+        group = q.shape[2] // k.shape[2]
+        if self.rows_of < q.shape[1] * group:
+            k, v = k[:, :, :1].expand_as(k), v[:, :, :1].expand_as(v)
+        s = fakes.scores(q, k, min(scale, self.scale_most), self.causal)
+        looked = s[..., : self.frozen_after] if self.frozen_after else s
+        top = looked.amax(-1, keepdim=True).clamp_min(-3e38) if looked.shape[-1] else 0.0
+        p = (s - top).exp()
+        p = torch.where(p < self.least_weight, 0.0, p)
+        total = p.sum(-1, keepdim=True).clamp(1e-30, self.sum_most)
+        values = v.float().repeat_interleave(group, 2)
+        mixed = torch.einsum("bhqk,bkhd->bhqd", p.to(q.dtype).float(), values)
+        return (mixed / total).transpose(1, 2).to(q.dtype)
+
+
+RIGHT = Attention()
+EVERYWHERE = {
+    "sum of at most 1024": Attention(sum_most=1024.0),
+    "maximum of the first 1024 keys": Attention(frozen_after=1024),
+    "weights under 2^-10 left out": Attention(least_weight=2.0**-10),
+    "scale of at most 0.5": Attention(scale_most=0.5),
+    "NaN without a scale": Attention(no_scale_is_nan=True),
+    "values through fp16": Attention(half_precision=True),
+    "KV heads modulo 8": Attention(heads_of=8),
+    "K's address and rows in whole 128 bytes": Attention(aligned=64),
+}
+DECODE = {
+    "newest 64 keys lost, but of the first sequence": Attention(lost=64),
+    "keys past 8192 lost": Attention(most_keys=8192),
+    "sequences modulo 16": Attention(batches_of=16),
+    "rows past 64 read KV head 0": Attention(rows_of=64),
+}
+
+
+def failed(kernel: Attention, problem: Problem, checks: tuple[Check, ...]) -> list[str]:
+    """Return the names of the problems that the kernel gets wrong."""
+    kernel = replace(kernel, causal=problem.causal)
+    exams = ((c.name, set_exam(c.name, make(c, problem.dtype, CPU))) for c in checks)
+    return [n for n, exam in exams if isinstance(verify(kernel.prepare, exam), Rejected)]
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla"])
+def test_right_kernel_passes(variant: str, causal: bool, phase: Phase) -> None:
+    dims = (24, 16)
+    if variant == "mla" and phase is Phase.DECODE:
+        dims = LATENT_DIMS
+    for dtype in DType if variant == "gqa" else (DType.BF16,):
+        problem = Problem(variant, dtype, *dims, causal, phase)
+        assert failed(RIGHT, problem, trial_checks(problem)) == []
+
+
+@pytest.mark.parametrize("name", list(EVERYWHERE))
+@pytest.mark.parametrize("phase", list(Phase))
+def test_wrong_kernel_is_found_out(name: str, phase: Phase) -> None:
+    problem = Problem("gqa", DType.BF16, 32, 32, False, phase)
+    assert failed(EVERYWHERE[name], problem, trial_checks(problem))
+
+
+@pytest.mark.parametrize("name", list(DECODE))
+def test_wrong_decode_kernel_is_found_out(name: str) -> None:
+    problem = Problem("gqa", DType.FP16, 32, 32, False, Phase.DECODE)
+    shapes = (Shape(1, 32, 8, 1, 20_000, 32, 32, False),)
+    checks = (*trial_checks(problem), *neighbour_checks(problem, shapes, 0))
+    assert failed(DECODE[name], problem, checks)
+
+
+def test_page_numbers_of_16_bits_are_found_out() -> None:
+    problem = Problem("mqa", DType.FP16, 8, 8, False, Phase.DECODE, 16)
+    checks = pool_checks(problem)
+    assert failed(RIGHT, problem, checks) == []
+    assert failed(Attention(pages_of=1 << 16), problem, checks) == ["pages past 65536"]
+    assert pool_checks(replace(problem, page=0)) == ()
+    assert pool_checks(replace(problem, head_dim=576, head_dim_v=512, page=128)) == ()

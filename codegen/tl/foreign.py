@@ -129,11 +129,11 @@ def nothing_there(text: str) -> Diagnostic:
         return Diagnostic(
             Span(start),
             "json",
-            "the reply is JSON, not TL",
+            "this is JSON, not TL",
             "A program is TL text; parameter seeds belong in a reply to a request for seeds",
         )
     for code, name, pattern in (("cuda", "CUDA", _CUDA), ("python", "Python", _PYTHON)):
         hit = next((n for n, line in enumerate(lines, 1) if pattern.search(line)), None)
         if hit is not None:
-            return Diagnostic(Span(hit), code, f"the reply is {name}, not TL", _STATEMENTS)
-    return Diagnostic(Span(first), "empty", "the reply holds no TL statement", _STATEMENTS)
+            return Diagnostic(Span(hit), code, f"this is {name}, not TL", _STATEMENTS)
+    return Diagnostic(Span(first), "empty", "there is no TL statement", _STATEMENTS)

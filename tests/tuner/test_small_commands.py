@@ -74,6 +74,7 @@ def test_emit_takes_what_is_given_and_seeds_for_the_rest(
         (["-p", "BX=3"], "unknown parameter 'BX'"),
         (["-p", "BM=77"], "BM=77 is not one of"),
         (["-p", "BM"], "not NAME=NUMBER"),
+        (["-p", "BM=64", "-p", "BM=128"], "-p BM is given twice"),
         (["-p", "BM=256", "-p", "warps=2"], "rows_per_warp"),
         (["--head-dim", "x"], "D or D,Dv"),
         (["--head-dim", "300"], "from 16 to 256"),

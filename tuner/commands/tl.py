@@ -129,5 +129,7 @@ def _given(words: tuple[str, ...]) -> dict[str, int]:
         name, _, value = word.partition("=")
         if not re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
             raise UsageError(f"-p {word!r} is not NAME=NUMBER")
+        if name.strip() in given:
+            raise UsageError(f"-p {name.strip()} is given twice")
         given[name.strip()] = int(value)
     return given

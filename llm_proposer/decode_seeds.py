@@ -63,6 +63,7 @@ _HOPPER_OWN_VALUES = (
     _own(64, 2, blocks_per_sm=2, split_blocks=2, evict_first=0),
     _own(64, 3, blocks_per_sm=2, split_blocks=2, evict_first=1, combine_groups=4),
     _own(64, 2, blocks_per_sm=2, split_blocks=1, evict_first=1),
+    _own(64, 3, blocks_per_sm=2, split_blocks=1, evict_first=1, split_cluster=2),
     _own(
         64, 3, blocks_per_sm=2, split_blocks=1, min_split_tiles=2, evict_first=1, combine_groups=4
     ),

@@ -37,6 +37,7 @@ DECODE_PARAMS = (
     Param("combine_early", (0, 1), "splits' combination is scheduled before results are stored"),
     Param("combine_groups", (1, 4, 8, 16), "groups of threads that share the splits of a row"),
     Param("q_panels", (0, 1), "panels of 64 columns of Q that stay in registers"),
+    Param("split_cluster", (1, 2), "blocks of a cluster, which combine their splits"),
 )
 
 

@@ -38,6 +38,8 @@ DECISIVE = frozenset(
         "persistent",
         "combine_groups",
         "cluster",
+        "q_panels",
+        "split_cluster",
     }
 )
 

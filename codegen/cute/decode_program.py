@@ -21,7 +21,7 @@ from space.gpu import GpuSpec
 from space.variant import Problem
 
 #: choices that change nothing of the text; programs made before there was one have it too
-UNSTATED = (("q_panels", 0),)
+UNSTATED = (("q_panels", 0), ("split_cluster", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def translate_decode(
     )
     rule = SplitRule(
         first.rows, first.keys, program.param("split_blocks", 1),
-        program.param("min_split_tiles", 1),
+        program.param("min_split_tiles", 1), first.launch.cluster,
     )  # fmt: skip
     launches = (first.launch, launch_pointwise(combine, if_split=True))
     return KernelSource(out.text(), gpu.arch, launches, tuple(found.items()), workspaces, rule)
@@ -86,7 +86,10 @@ def _hopper(program: Program, problem: Problem, gpu: GpuSpec, output: str, out: 
     plan = plan_decode(program, problem, gpu, output)
     emit_decode(plan, out)
     base = plan.base
-    launch = Launch(base.entry, plan.threads, plan.smem_bytes, base.grid, base.args)
+    launch = Launch(
+        base.entry, plan.threads, plan.smem_bytes, base.grid, base.args,
+        cluster=plan.split_cluster,
+    )  # fmt: skip
     return _Partial(launch, base.rows, plan.keys)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.cute import sm90_decode_join as join
 from codegen.cute.panel import Panel
 from codegen.cute.sm90 import BARRIERS_PRELUDE, WAITS_PRELUDE
 from codegen.cute.sm90_decode_consumer import BARRIERS_MADE, ROWS_ISSUED, DecodeConsumer
@@ -77,6 +78,8 @@ class _Emitter:
         out.lines(WGMMA_PRELUDE)
         define_descriptor(out, Panel())
         out.lines(PRELUDE)
+        if plan.split_cluster > 1:
+            out.lines(join.PRELUDE)
         if plan.q_panels:
             out.lines(LDMATRIX_PRELUDE)
             define_product(out, dtype, plan.keys, True, b_rows=False)
@@ -111,8 +114,11 @@ class _Emitter:
 
     def _kernel(self) -> None:
         plan, out = self.plan, self.out
+        blocks = plan.split_cluster
+        dims = f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
         out.line(
-            f'extern "C" __global__ void __launch_bounds__({plan.threads}, {plan.blocks_per_sm})'
+            f'extern "C" __global__ void{dims} '
+            f"__launch_bounds__({plan.threads}, {plan.blocks_per_sm})"
         )
         out.line(f"{plan.base.entry}(")
         out.parameters(self._signature())
@@ -128,14 +134,22 @@ class _Emitter:
     def _position(self) -> None:
         """Decode the 1-D grid: row blocks change fastest, so that they share keys in the L2."""
         plan, out, var = self.plan, self.out, self.var
+        at, blocks = "blockIdx.x", plan.split_cluster
         out.line(f"int const row_blocks = ceil_div(rows, {WARPGROUP_ROWS});")
-        out.line(f"int const row0 = blockIdx.x % row_blocks * {WARPGROUP_ROWS};")
-        out.line("int const rest = blockIdx.x / row_blocks;")
-        out.line("int const split = rest % splits, plane = rest / splits;")
+        if blocks > 1:
+            at = f"(blockIdx.x / {blocks})"
+            out.line(f"int const cluster_rank = blockIdx.x % {blocks};")
+        out.line(f"int const row0 = {at} % row_blocks * {WARPGROUP_ROWS};")
+        out.line(f"int const rest = {at} / row_blocks;")
+        own, every = ("split", "splits") if blocks == 1 else ("part", f"splits * {blocks}")
+        out.line(f"int const {own} = rest % splits, plane = rest / splits;")
+        if blocks > 1:
+            out.line("// the blocks of a cluster have neighbouring splits of one part of the keys")
+            out.line(f"int const split = part * {blocks} + cluster_rank;")
         out.line("int const kv_head = plane % kv_heads, sequence = plane / kv_heads;")
         out.line("int const keys = key_counts == nullptr ? N : key_counts[sequence];")
         out.line(f"int const tiles = ceil_div(keys, {plan.keys});")
-        out.line("int const tiles_per_split = ceil_div(tiles, splits);")
+        out.line(f"int const tiles_per_split = ceil_div(tiles, {every});")
         out.line(f"int const {var}_lo = split * tiles_per_split;")
         out.line(f"int const {var}_hi = min(tiles, {var}_lo + tiles_per_split);")
         whole = "keys"

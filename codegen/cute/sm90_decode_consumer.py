@@ -10,6 +10,7 @@ from codegen.cute.masks import MaskPlan, last_key
 from codegen.cute.panel import Panel
 from codegen.cute.plan import LoopPlan
 from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
+from codegen.cute.sm90_decode_join import ClusterJoin
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
 from codegen.cute.sm90_decode_store import OWN_BARRIER, STEP, ResultStore
 from codegen.cute.statements import comment
@@ -34,6 +35,7 @@ class DecodeConsumer:
         self.plan, self.out = plan, out
         self.statements = WgmmaStatements(plan.base, NoCopies(), out)
         self.results = ResultStore(plan, out)
+        self.join = ClusterJoin(plan, out) if plan.split_cluster > 1 else None
         self.var = plan.loop.var
         self.p = plan.product.a.name
         self.queries = plan.scores.a.name
@@ -47,11 +49,15 @@ class DecodeConsumer:
         self._rows()
         if plan.consumers == 1:
             self._owner()
-            return
-        with out.block("if (warpgroup == 0)"):
-            self._owner()
-        with out.block("else"):
-            self._follower()
+        else:
+            with out.block("if (warpgroup == 0)"):
+                self._owner()
+            with out.block("else"):
+                self._follower()
+        if self.join:
+            self.join.write()
+            if not plan.combine_early:
+                out.line(START_KERNEL_BEHIND)
 
     def _rows(self) -> None:
         """Packed rows of Q to shared memory; rows and columns past the end are zero."""
@@ -374,6 +380,9 @@ class DecodeConsumer:
             )
             with out.unrolled("n", plan.own_columns // 8), out.unrolled("e", 4):
                 out.line(f"{name}[0][n][e] *= e < 2 ? inverse.x : inverse.y;")
+        if self.join:
+            self.join.leave(consumer)
+            return
         for stmt in plan.after:
             if isinstance(stmt, ast.Copy):
                 self.results.store(stmt, consumer)

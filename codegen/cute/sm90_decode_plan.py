@@ -98,6 +98,7 @@ class DecodePlan:
     barrier_offset: int
     smem_bytes: int
     q_panels: int  #: the last panels of Q, which stay in registers
+    split_cluster: int  #: blocks of a cluster, which combine their splits before they store
 
     @property
     def first_held(self) -> int:
@@ -223,7 +224,26 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         barrier_offset=barrier_offset,
         smem_bytes=smem,
         q_panels=program.param("q_panels", 0),
+        split_cluster=_split_cluster(program, kernel.body[at + 1 :], vectors),
     )
+
+
+def _split_cluster(
+    program: ast.Program, after: tuple[ast.Stmt, ...], vectors: tuple[str, ...]
+) -> int:
+    """Blocks that combine their splits. Raises PlanError when these have no sum to weigh by."""
+    blocks = program.param("split_cluster", 1)
+    if blocks == 1:
+        return 1
+    made = {s.out or s.name: s.op for s in after if isinstance(s, ast.Custom)}
+    stored = [s.name for s in after if isinstance(s, ast.Copy)]
+    sums = [n for n in stored if n in vectors and made.get(n) == "LogSumExp"]
+    if sorted(made.values()) != ["LogSumExp", "Normalize"] or len(stored) != 2 or len(sums) != 1:
+        raise PlanError(
+            f"split_cluster={blocks} combines normalised outputs by the log-sum-exp of their "
+            f"scores, and a split of this program stores {', '.join(stored)}; use 1"
+        )
+    return blocks
 
 
 def _split(body: tuple[ast.Stmt, ...]) -> tuple[tuple[ast.Stmt, ...], ast.Gemm, ast.Gemm]:

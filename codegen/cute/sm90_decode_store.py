@@ -21,6 +21,11 @@ OWN_BARRIER = 1
 PART_PAD, OUTPUT_PAD = 32, 16
 
 
+def lead(split: str, row: str) -> str:
+    """C++ for a row's number in a workspace [splits, sequences x KV heads, rows]."""
+    return f"(int64_t({split}) * kv_heads * batch + plane) * rows + {row}"
+
+
 class ResultStore:
     """Writes the copies from registers to global memory."""
 
@@ -44,16 +49,12 @@ class ResultStore:
         else:
             self._direct(stmt.name)
 
-    def _lead(self, row: str) -> str:
-        """C++ for a row's number in a workspace [splits, sequences x KV heads, rows]."""
-        return f"(int64_t(split) * kv_heads * batch + plane) * rows + {row}"
-
     def _vector(self, name: str) -> None:
         out = self.out
         with out.unrolled("r", 2):
             out.line(f"int const row = row0 + warp * {STEP} + r * 8 + lane / 4;")
             out.line(
-                f"if (splits > 1 && lane % 4 == 0 && row < rows) g{name}[{self._lead('row')}] = "
+                f"if (splits > 1 && lane % 4 == 0 && row < rows) g{name}[{lead('split', 'row')}] = "
                 f"{name}[0][r];"
             )
 
@@ -64,7 +65,7 @@ class ResultStore:
         with out.unrolled("r", 2):
             out.line(f"int const row = row0 + warp * {STEP} + r * 8 + lane / 4;")
             with out.block("if (row < rows && splits > 1)"):
-                at = f"g{name} + ({self._lead('row')}) * {plan.columns} + (lane & 3) * 2"
+                at = f"g{name} + ({lead('split', 'row')}) * {plan.columns} + (lane & 3) * 2"
                 out.line(f"float* const to = {at};")
                 with out.unrolled("n", atoms):
                     out.line(f"*reinterpret_cast<float2*>(to + n * 8) = {{{low}, {high}}};")
@@ -103,7 +104,7 @@ class ResultStore:
             first = f" + {consumer * own}" if consumer else ""
             with out.block(f"if (tid < {WARPGROUP_ROWS} && row < rows)"):
                 out.line("uint32_t const from = cast_smem_ptr_to_uint(staged + tid * pitch);")
-                at = f"g{name} + ({self._lead('row')}) * {plan.columns}{first}"
+                at = f"g{name} + ({lead('split', 'row')}) * {plan.columns}{first}"
                 out.line(f"if (splits > 1) store_bulk({at}, from, {own * 4});")
                 out.line("// the keys are in one piece: this is the output")
                 at = f"g{plan.output} + {packed_row(plan.output, 'row', 'sequence')}{first}"

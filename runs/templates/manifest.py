@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import launch
-from .description import SPLIT_RULE_MAX, SplitRule
+from .description import CLUSTER_MAX, SPLIT_RULE_MAX, SplitRule
 
 FORMAT, VERSION = "tltune-export", 2
 FIRST_VERSION = 1  #: what is read; before 2 no kernel decoded
@@ -261,6 +261,7 @@ def _kernel(folder: Path, name: str, body: dict[str, Any]) -> KernelEntry:
 
 
 def _split_rule(body: dict[str, Any]) -> SplitRule:
+    body = {"cluster": 1} | body  # exports from before there were clusters lack it
     return SplitRule(*(_get(body, f, int, 1, SPLIT_RULE_MAX[f]) for f in SplitRule._fields))
 
 
@@ -291,7 +292,7 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
         # exports from before there were these lack them
         _get({"if_split": False} | body, "if_split", bool),
         _get({"dependent": False} | body, "dependent", bool),
-        _get({"cluster": 1} | body, "cluster", int, 1, 8),
+        _get({"cluster": 1} | body, "cluster", int, 1, CLUSTER_MAX),
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from gpu_here import NEEDS_GPU
 
@@ -25,8 +28,11 @@ def problem_of(variant: str, gpu: GpuSpec, causal: bool = False, page: int = 0) 
     return Problem(variant, gpu.dtypes[-1], *dims, causal, Phase.DECODE, page)
 
 
-def built(problem: Problem, gpu: GpuSpec, backend: Backend = Backend.AUTO) -> Built:
-    point = seeds(problem, gpu, space_for(problem, gpu, backend))[0]
+def built(
+    problem: Problem, gpu: GpuSpec, backend: Backend = Backend.AUTO,
+    choices: Mapping[str, int] = MappingProxyType({}),
+) -> Built:  # fmt: skip
+    point = seeds(problem, gpu, space_for(problem, gpu, backend))[0].replace(**choices)
     text = sketches(problem.variant, problem.causal, Phase.DECODE)["decode"]
     found = build(CompileJob(text, problem, point, gpu.name, gpu.arch))
     assert isinstance(found, Built), found
@@ -57,6 +63,20 @@ def test_known_good_point_is_right(
     assert outcome.error_ratio is not None and outcome.error_ratio <= 2.0
     assert all(t.low_us <= t.median_us <= t.high_us for t in outcome.timings)
     assert outcome.timings[0].splits > 1  # so few planes do not fill a card
+
+
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize("variant", list(HEADS))
+def test_a_cluster_that_combines_its_splits_is_right(
+    pool: GpuPool, gpu: GpuSpec, variant: str, page: int
+) -> None:
+    problem = problem_of(variant, gpu, causal=page > 0, page=page)
+    if "split_cluster" not in space_for(problem, gpu).names:
+        pytest.skip(f"{gpu.title} has no clusters")
+    kernel = built(problem, gpu, choices={"split_cluster": 2})
+    shapes = (shape_of(problem), shape_of(problem, 1, 1000))
+    outcome = pool.submit(EvalJob(problem, kernel.source, kernel.cubin.image, shapes, 2)).result()
+    assert isinstance(outcome, Measured), outcome
 
 
 @pytest.mark.parametrize("variant", ["gqa", "mla"])

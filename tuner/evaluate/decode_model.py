@@ -22,6 +22,7 @@ LATENCY_US = 0.9  #: of device memory under load: what the tiles in flight must 
 STEP_US = 0.12  #: barriers and the softmax's dependent instructions of one key tile
 END_US = 0.8  #: the last product, the division, and O on its way out
 SECOND_US = 1.6  #: of a kernel that starts as the one before it ends
+JOIN_US = 0.8  #: two meetings of a cluster's blocks, and what they read of each other between
 PER_SPLIT_US = 0.02  #: of the combination's loop over the splits
 TENSOR_SHARE = 0.77  #: of the datasheet's tensor rate that a large product of random data gets
 READ_SHARE = 0.935  #: of the datasheet's bandwidth that a read of everything gets
@@ -32,7 +33,10 @@ PARTIAL_BYTES = 4  #: partial outputs are float32
 
 def splits_of(point: Point, shape: Shape, gpu: GpuSpec) -> int:
     """Return the splits that a kernel at `point` gives the keys of `shape` on `gpu`."""
-    rule = SplitRule(point["BM"], point["BN"], point["split_blocks"], point["min_split_tiles"])
+    rule = SplitRule(
+        point["BM"], point["BN"], point["split_blocks"], point["min_split_tiles"],
+        point.get("split_cluster", 1),
+    )  # fmt: skip
     lengths = problem_lengths(
         shape.batch, shape.heads, shape.kv_heads, shape.seqlen_q, shape.seqlen_k
     )
@@ -50,8 +54,9 @@ def decode_us(
     planes = shape.batch * shape.kv_heads
     splits = splits_of(point, shape, gpu)
     row_blocks = -(-shape.seqlen_q * shape.group // rows)
-    blocks = row_blocks * planes * splits
-    steps = math.ceil(math.ceil(shape.seqlen_k / keys) / splits)
+    cluster = point.get("split_cluster", 1)
+    blocks = row_blocks * planes * splits * cluster
+    steps = math.ceil(math.ceil(shape.seqlen_k / keys) / (splits * cluster))
     at_once = min(blocks, gpu.num_sms * resident)
     sharing = -(-at_once // gpu.num_sms)  # blocks of an SM that has most
     waves = -(-blocks // at_once)
@@ -66,6 +71,7 @@ def decode_us(
     step = max(moved, _products_us(point, shape, gpu, warp_level) * sharing) + STEP_US / sharing
     us = START_US + FIRST_TILE_US + waves * steps * step + END_US
     us = max(us, START_US + io_bytes(shape, dtype) / read)
+    us += JOIN_US if cluster > 1 else 0.0
     if splits == 1:
         return us
     combined = math.ceil(splits / point.get("combine_groups", 1))  # one after the other

@@ -89,6 +89,36 @@ def test_a_panel_of_q_that_stays_in_registers_is_read_from_shared_memory_once() 
     assert product not in none
 
 
+@pytest.mark.parametrize(("variant", "dims"), [("mqa", (128, 128)), ("mla", LATENT_DIMS)])
+def test_blocks_of_a_cluster_combine_their_splits(variant: str, dims: tuple[int, int]) -> None:
+    """They leave results in shared memory; only joined ones reach global memory."""
+    problem = decode(variant, dims)
+    point = first_seeds(problem)[1].replace(split_cluster=2)
+    source, alone = (emitted(problem, "h200", point.replace(split_cluster=n)) for n in (2, 1))
+    assert (source.launches[0].cluster, alone.launches[0].cluster) == (2, 1)
+    assert source.launches[0].smem_bytes == alone.launches[0].smem_bytes
+    assert source.splits is not None and source.splits.cluster == 2
+    assert "__cluster_dims__(2, 1, 1)" in source.text and "__cluster_dims__" not in alone.text
+    assert "int const tiles_per_split = ceil_div(tiles, splits * 2);" in source.text
+    first = source.text[: source.text.index("combine(")]
+    before, _, behind = first.partition("  meet_cluster();")
+    assert "gO_s +" not in before and "glse_s[" not in before
+    assert behind.count("gO_s + at") == behind.count("glse_s[at]") == 1
+    assert behind.count("meet_cluster();") == 1  # before the block ends
+
+
+def test_only_sums_and_normalised_outputs_are_combined_in_a_cluster() -> None:
+    """Which other results mean is the second kernel's to know."""
+    problem = decode("mqa", (128, 128))
+    point = first_seeds(problem)[0].replace(split_cluster=2)
+    text = text_of(problem)
+    changed = text.replace("Compute LogSumExp S and get lse\n", "Compute LogSumExp S and get lse\n"
+                           "Compute Scale O, scale\n", 1)  # fmt: skip
+    assert changed != text
+    with pytest.raises(PlanError, match="split_cluster=2 combines normalised outputs"):
+        emitted(problem, "h200", point, changed)
+
+
 def test_a_latent_program_reads_no_v() -> None:
     problem = decode("mla", LATENT_DIMS)
     source = emitted(problem, "h200", first_seeds(problem)[0])
@@ -150,9 +180,13 @@ def test_a_plain_window_is_lowered() -> None:
     [("gqa", (128, 128), 1), ("mla", LATENT_DIMS, 0), ("mla", LATENT_DIMS, 1),
      ("mla", LATENT_DIMS, 2)],
 )  # fmt: skip
-def test_ptxas_neither_spills_nor_serialises(variant: str, dims: tuple[int, int], nth: int) -> None:
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_ptxas_neither_spills_nor_serialises(
+    variant: str, dims: tuple[int, int], nth: int, cluster: int
+) -> None:
     problem = decode(variant, dims)
-    source = emitted(problem, "h200", first_seeds(problem)[nth])
+    point = first_seeds(problem)[nth].replace(split_cluster=cluster)
+    source = emitted(problem, "h200", point)
     try:
         cubin = nvrtc.compile_source(source, "sm_90a")
     except ToolchainMissing as missing:

@@ -77,15 +77,15 @@ class SplitRule:
     """How many splits the keys of a decode problem get, from its lengths and the card.
 
     As many as give every SM `blocks_per_sm` blocks, none with fewer than `min_tiles` tiles of
-    `keys` keys; then as few as leave none empty at the longest length. Where the blocks of a
-    cluster share a split, so many blocks count, and their tiles, for each.
+    `keys` keys; then as few as leave none empty at the longest length. Where several blocks
+    share a split, so many count, and their tiles, for each.
     """
 
     rows: int  #: rows of a block, query heads packed
     keys: int  #: keys of a tile
     blocks_per_sm: int
     min_tiles: int
-    cluster: int = 1  #: blocks that work on one split together
+    sharing: int = 1  #: blocks that work on one split together
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ _HOPPER_LATENT = (
     _wgmma(64, 2, evict_first=0, min_split_tiles=2, combine_groups=4, combine_early=1),
     _wgmma(64, 2, evict_first=0, min_split_tiles=1, overlap=0),
     _wgmma(64, 2, evict_first=0, min_split_tiles=2, combine_groups=4),
+    _wgmma(64, 2, evict_first=0, min_split_tiles=2, combine_groups=4, column_blocks=2),
     _wgmma(64, 2, evict_first=1, min_split_tiles=1, q_panels=1),
     _wgmma(64, 2, evict_first=1, min_split_tiles=2, combine_groups=4),
     _wgmma(64, 2, evict_first=0, min_split_tiles=2, overlap=0, combine_groups=8),

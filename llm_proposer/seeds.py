@@ -37,6 +37,7 @@ CONSERVATIVE = {
     "exp2_fma": 0,
     "cluster": 1,
     "split_cluster": 1,
+    "column_blocks": 1,
 }
 
 Row = Mapping[str, int]

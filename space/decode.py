@@ -38,6 +38,7 @@ DECODE_PARAMS = (
     Param("combine_groups", (1, 4, 8, 16), "groups of threads that share the splits of a row"),
     Param("q_panels", (0, 1), "panels of 64 columns of Q that stay in registers"),
     Param("split_cluster", (1, 2), "blocks of a cluster, which combine their splits"),
+    Param("column_blocks", (1, 2), "blocks of the same rows that share the output's columns"),
 )
 
 
@@ -45,7 +46,7 @@ def decode_space(problem: Problem) -> Space:
     """Return the search space of a decode problem on the Hopper back end."""
     shared: dict[str, tuple[int, ...]] = {"consumer_warpgroups": (2 if problem.latent else 1,)}
     if not problem.latent:  # memory bounds these: their products may read Q as often as they like
-        shared["q_panels"] = (0,)
+        shared |= {"q_panels": (0,), "column_blocks": (1,)}
     return Space(DECODE_PARAMS).restrict(shared)
 
 
@@ -82,7 +83,7 @@ def decode_registers(problem: Problem, point: Point) -> int:
     """Registers that the warpgroup with the scores needs, about."""
     keys = point["BN"]
     p = keys // 4 if point["overlap"] else 0  # else P takes the place of S
-    own = problem.head_dim_v // point["consumer_warpgroups"]
+    own = problem.head_dim_v // point["consumer_warpgroups"] // point.get("column_blocks", 1)
     q = PANEL_REGISTERS * point.get("q_panels", 0)
     return own // 2 + keys // 2 + p + q + SPARE_REGISTERS
 
@@ -123,6 +124,8 @@ def _tiles_of_pages(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
 def _takes_effect(problem: Problem, point: Point, gpu: GpuSpec) -> str | None:
     if point["integer_max"] and not point["rescale_threshold"]:
         return "integer_max needs a rescale threshold"
+    if point.get("split_cluster", 1) > 1 and point.get("column_blocks", 1) > 1:
+        return "a cluster combines splits of all columns: column_blocks 1"
     return None
 
 

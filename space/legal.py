@@ -40,6 +40,7 @@ DECISIVE = frozenset(
         "cluster",
         "q_panels",
         "split_cluster",
+        "column_blocks",
     }
 )
 

@@ -21,7 +21,7 @@ from space.gpu import GpuSpec
 from space.variant import Problem
 
 #: choices that change nothing of the text; programs made before there was one have it too
-UNSTATED = (("q_panels", 0), ("split_cluster", 1))
+UNSTATED = (("q_panels", 0), ("split_cluster", 1), ("column_blocks", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class _Partial:
     launch: Launch
     rows: int
     keys: int
+    sharing: int = 1  #: blocks that work on one split
 
 
 def translate_decode(
@@ -74,7 +75,7 @@ def translate_decode(
     )
     rule = SplitRule(
         first.rows, first.keys, program.param("split_blocks", 1),
-        program.param("min_split_tiles", 1), first.launch.cluster,
+        program.param("min_split_tiles", 1), first.sharing,
     )  # fmt: skip
     launches = (first.launch, launch_pointwise(combine, if_split=True))
     return KernelSource(out.text(), gpu.arch, launches, tuple(found.items()), workspaces, rule)
@@ -90,7 +91,7 @@ def _hopper(program: Program, problem: Problem, gpu: GpuSpec, output: str, out: 
         base.entry, plan.threads, plan.smem_bytes, base.grid, base.args,
         cluster=plan.split_cluster,
     )  # fmt: skip
-    return _Partial(launch, base.rows, plan.keys)
+    return _Partial(launch, base.rows, plan.keys, plan.split_cluster * plan.column_blocks)
 
 
 def _mma_sync(

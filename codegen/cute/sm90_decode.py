@@ -139,6 +139,10 @@ class _Emitter:
         if blocks > 1:
             at = f"(blockIdx.x / {blocks})"
             out.line(f"int const cluster_rank = blockIdx.x % {blocks};")
+        if plan.column_blocks > 1:
+            at = f"(blockIdx.x / {plan.column_blocks})"
+            out.line("// the columns of the output, and of V, that are this block's")
+            out.line(f"int const column_block = blockIdx.x % {plan.column_blocks};")
         out.line(f"int const row0 = {at} % row_blocks * {WARPGROUP_ROWS};")
         out.line(f"int const rest = {at} / row_blocks;")
         own, every = ("split", "splits") if blocks == 1 else ("part", f"splits * {blocks}")
@@ -230,12 +234,13 @@ class _Emitter:
         with out.unrolled("p", part.panels):
             out.line(f"int const panel = {part.first_panel} + p;" if part.first_panel else
                      "int const panel = p;")  # fmt: skip
+            column = f"{plan.panel_from('panel')} * {PANEL_COLUMNS}"
             copy = f"SM90_TMA_LOAD_4D::copy(&map{part.tensor}, barrier_at({part.barrier} + slot), "
             if not plan.page:
                 out.line(f"{copy}{hint}, {at},")
-                out.line(f"    panel * {PANEL_COLUMNS}, {var} * {plan.keys}, kv_head, sequence);")
+                out.line(f"    {column}, {var} * {plan.keys}, kv_head, sequence);")
                 return
             with out.unrolled("piece", max(1, plan.keys // plan.page)):
                 out.line(f"{copy}{hint},")
                 out.line(f"    {at} + piece * {plan.page * ROW_BYTES},")
-                out.line(f"    panel * {PANEL_COLUMNS}, page_row[piece], kv_head, page[piece]);")
+                out.line(f"    {column}, page_row[piece], kv_head, page[piece]);")

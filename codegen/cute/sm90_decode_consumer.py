@@ -81,7 +81,12 @@ class DecodeConsumer:
                     f"to + j / {8 // lanes} * {WARPGROUP_ROWS * ROW_BYTES} + "
                     f"((j % {8 // lanes} * {lanes} + lane_at) ^ (r & 7)) * {CHUNK_BYTES}"
                 )
-                out.line(f"copy_chunk({at}, from + j * {lanes * 8}, row < rows{own});")
+                column = f"j * {lanes * 8}"
+                if plan.column_blocks > 1:
+                    panel, within = f"j / {8 // lanes}", f"j % {8 // lanes} * {lanes * 8}"
+                    out.line(f"int const panel = {panel};")
+                    column = f"{plan.panel_from('panel')} * {PANEL_COLUMNS} + {within}"
+                out.line(f"copy_chunk({at}, from + {column}, row < rows{own});")
         out.line(f"named_arrive({ROWS_ISSUED}, {plan.threads});")
         out.line('asm volatile("cp.async.wait_all;" ::: "memory");')
         out.line("visible_to_async();")

@@ -86,7 +86,7 @@ class DecodePlan:
     parts: tuple[Part, ...]  #: in the order of loading
     keys: int
     head_dim: int
-    columns: int  #: of the output, all warpgroups together
+    columns: int  #: of the block's output, all warpgroups together
     consumers: int
     stages: int
     blocks_per_sm: int
@@ -99,6 +99,7 @@ class DecodePlan:
     smem_bytes: int
     q_panels: int  #: the last panels of Q, which stay in registers
     split_cluster: int  #: blocks of a cluster, which combine their splits before they store
+    column_blocks: int  #: blocks of the same rows and keys that share the output's columns
 
     @property
     def first_held(self) -> int:
@@ -121,9 +122,25 @@ class DecodePlan:
         return REGISTERS_BY_ROLE[self.consumers][1]
 
     @property
+    def output_columns(self) -> int:
+        """Columns of the output, all blocks together."""
+        return self.columns * self.column_blocks
+
+    @property
     def own_columns(self) -> int:
         """Output columns of one warpgroup."""
         return self.columns // self.consumers
+
+    def panel_from(self, panel: str) -> str:
+        """C++ for the panel of Q and K that stands at a place of their tiles in shared memory.
+
+        A block's own columns of V come first: those of the blocks change places.
+        """
+        if self.column_blocks == 1:
+            return panel
+        shared = self.output_columns // PANEL_COLUMNS
+        own = self.columns // PANEL_COLUMNS
+        return f"({panel} < {shared} ? ({panel} + column_block * {own}) % {shared} : {panel})"
 
     @property
     def key_parts(self) -> tuple[Part, ...]:
@@ -153,7 +170,9 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         raise PlanError(f"a window with sinks {NOT_HERE}")
     front, scores, product = _split(loop.body)
     wide = number_columns(kernel, product.out)
-    parts, end = _parts(kernel, problem, scores, product, consumers, stages)
+    column_blocks = program.param("column_blocks", 1)
+    wide = wide // column_blocks
+    parts, end = _parts(kernel, problem, scores, product, consumers, stages, column_blocks)
     exchange = exchange_bytes(loop.columns) if consumers > 1 else 0
     barrier_offset = end + exchange
     smem = barrier_offset + 2 * len(parts) * stages * BARRIER_BYTES
@@ -189,6 +208,7 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         scalars=used_scalars(program, kernel),
         smem_bytes=smem,
         grid=(
+            *((GridAxis(str(column_blocks), 1),) if column_blocks > 1 else ()),
             GridAxis("rows", rows), GridAxis("splits", 1), GridAxis("kv_heads", 1),
             GridAxis("batch", 1),
         ),
@@ -225,6 +245,7 @@ def plan_decode(program: ast.Program, problem: Problem, gpu: GpuSpec, output: st
         smem_bytes=smem,
         q_panels=program.param("q_panels", 0),
         split_cluster=_split_cluster(program, kernel.body[at + 1 :], vectors),
+        column_blocks=column_blocks,
     )
 
 
@@ -235,6 +256,8 @@ def _split_cluster(
     blocks = program.param("split_cluster", 1)
     if blocks == 1:
         return 1
+    if program.param("column_blocks", 1) > 1:
+        raise PlanError("a cluster combines splits of all columns: column_blocks = 1")
     made = {s.out or s.name: s.op for s in after if isinstance(s, ast.Custom)}
     stored = [s.name for s in after if isinstance(s, ast.Copy)]
     sums = [n for n in stored if n in vectors and made.get(n) == "LogSumExp"]
@@ -269,8 +292,12 @@ def _parts(
     product: ast.Gemm,
     consumers: int,
     stages: int,
+    column_blocks: int,
 ) -> tuple[tuple[Part, ...], int]:
-    """Return the parts in the order of loading, and the first byte behind the rings."""
+    """Return the parts in the order of loading, and the first byte behind the rings.
+
+    The panels whose columns are a block's own come first in a latent tile.
+    """
     key_tile = kernel.tile(scores.b.name, ast.Memory.SHARED)
     assert key_tile is not None
     panel_bytes = key_tile.rows * ROW_BYTES
@@ -286,8 +313,8 @@ def _parts(
 
     wide = panels(problem.head_dim)
     if product.b.name == keys:
-        values = problem.head_dim_v // PANEL_COLUMNS
-        if consumers != 2 or problem.head_dim_v % (2 * PANEL_COLUMNS) or values >= wide:
+        values, torn = divmod(problem.head_dim_v, PANEL_COLUMNS * column_blocks)
+        if consumers != 2 or torn or values % 2 or values >= wide:
             raise PlanError("a latent tile is shared by two warpgroups, in whole panels each")
         half = values // 2
         found = (
@@ -298,6 +325,8 @@ def _parts(
         return found, offset + stages * wide * panel_bytes
     if consumers != 1:
         raise PlanError("one warpgroup computes a decode kernel whose V is not part of K")
+    if column_blocks != 1:
+        raise PlanError("blocks share the columns of a latent tile alone: column_blocks = 1")
     own = panels(problem.head_dim_v)
     second = offset + stages * wide * panel_bytes
     found_own = (

@@ -53,10 +53,9 @@ class ResultStore:
         out = self.out
         with out.unrolled("r", 2):
             out.line(f"int const row = row0 + warp * {STEP} + r * 8 + lane / 4;")
-            out.line(
-                f"if (splits > 1 && lane % 4 == 0 && row < rows) g{name}[{lead('split', 'row')}] = "
-                f"{name}[0][r];"
-            )
+            once = "column_block == 0 && " if self.plan.column_blocks > 1 else ""
+            test = f"if ({once}splits > 1 && lane % 4 == 0 && row < rows)"
+            out.line(f"{test} g{name}[{lead('split', 'row')}] = {name}[0][r];")
 
     def _direct(self, name: str) -> None:
         out, plan = self.out, self.plan
@@ -102,9 +101,11 @@ class ResultStore:
             out.line(f"named_sync({OWN_BARRIER} + {consumer}, 128);")
             out.line("int const row = row0 + tid;")
             first = f" + {consumer * own}" if consumer else ""
+            if plan.column_blocks > 1:
+                first += f" + column_block * {plan.columns}"
             with out.block(f"if (tid < {WARPGROUP_ROWS} && row < rows)"):
                 out.line("uint32_t const from = cast_smem_ptr_to_uint(staged + tid * pitch);")
-                at = f"g{name} + ({lead('split', 'row')}) * {plan.columns}{first}"
+                at = f"g{name} + ({lead('split', 'row')}) * {plan.output_columns}{first}"
                 out.line(f"if (splits > 1) store_bulk({at}, from, {own * 4});")
                 out.line("// the keys are in one piece: this is the output")
                 at = f"g{plan.output} + {packed_row(plan.output, 'row', 'sequence')}{first}"

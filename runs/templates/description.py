@@ -58,13 +58,13 @@ class SplitRule(NamedTuple):
     keys: int  #: keys of a tile
     blocks_per_sm: int
     min_tiles: int
-    cluster: int = 1  #: blocks that work on one split together
+    sharing: int = 1  #: blocks that work on one split together
 
 
 CLUSTER_MAX = 8  #: blocks of a cluster on every card that has them
 #: the largest number of each field of a split rule; the least is 1
 SPLIT_RULE_MAX = {"rows": 1024, "keys": 1024, "blocks_per_sm": 64, "min_tiles": 1024,
-                  "cluster": CLUSTER_MAX}  # fmt: skip
+                  "sharing": 64}  # fmt: skip
 
 
 class AxisLike(Protocol):
@@ -122,4 +122,4 @@ class SplitRuleLike(Protocol):
     @property
     def min_tiles(self) -> int: ...
     @property
-    def cluster(self) -> int: ...
+    def sharing(self) -> int: ...

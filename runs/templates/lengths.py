@@ -32,12 +32,12 @@ def split_count(rule: SplitRuleLike, lengths: Mapping[str, int], num_sms: int) -
     """Return how many splits a decode launch gives the keys, 1 to 256.
 
     As many as give every SM `blocks_per_sm` blocks, none with fewer than `min_tiles` tiles of keys
-    for each block of its cluster; then as few as leave none empty when every sequence has N keys.
+    for each block that works on it; then as few as leave none empty when every sequence has N keys.
     """
     planes = lengths["batch"] * lengths["kv_heads"]
-    blocks = max(-(-lengths["rows"] // rule.rows) * planes, 1) * rule.cluster
+    blocks = max(-(-lengths["rows"] // rule.rows) * planes, 1) * rule.sharing
     tiles = max(-(-lengths["N"] // rule.keys), 1)
-    most = min(max(tiles // (rule.min_tiles * rule.cluster), 1), MAX_SPLITS)
+    most = min(max(tiles // (rule.min_tiles * rule.sharing), 1), MAX_SPLITS)
     wanted = min(max(rule.blocks_per_sm * num_sms // blocks, 1), most)
     return -(-tiles // -(-tiles // wanted))
 

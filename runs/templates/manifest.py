@@ -261,7 +261,7 @@ def _kernel(folder: Path, name: str, body: dict[str, Any]) -> KernelEntry:
 
 
 def _split_rule(body: dict[str, Any]) -> SplitRule:
-    body = {"cluster": 1} | body  # exports from before there were clusters lack it
+    body = {"sharing": 1} | body  # exports from before blocks shared splits lack it
     return SplitRule(*(_get(body, f, int, 1, SPLIT_RULE_MAX[f]) for f in SplitRule._fields))
 
 

@@ -66,14 +66,16 @@ def test_known_good_point_is_right(
 
 
 @pytest.mark.parametrize("page", [0, 16])
-@pytest.mark.parametrize("variant", list(HEADS))
-def test_a_cluster_that_combines_its_splits_is_right(
-    pool: GpuPool, gpu: GpuSpec, variant: str, page: int
+@pytest.mark.parametrize(
+    ("variant", "sharing"), [(v, "split_cluster") for v in HEADS] + [("mla", "column_blocks")]
+)
+def test_blocks_that_share_a_split_are_right(
+    pool: GpuPool, gpu: GpuSpec, variant: str, sharing: str, page: int
 ) -> None:
     problem = problem_of(variant, gpu, causal=page > 0, page=page)
-    if "split_cluster" not in space_for(problem, gpu).names:
-        pytest.skip(f"{gpu.title} has no clusters")
-    kernel = built(problem, gpu, choices={"split_cluster": 2})
+    if sharing not in space_for(problem, gpu).names:
+        pytest.skip(f"blocks have splits of their own on {gpu.title}")
+    kernel = built(problem, gpu, choices={sharing: 2})
     shapes = (shape_of(problem), shape_of(problem, 1, 1000))
     outcome = pool.submit(EvalJob(problem, kernel.source, kernel.cubin.image, shapes, 2)).result()
     assert isinstance(outcome, Measured), outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,13 +79,26 @@ def test_a_folder_says_what_decodes_and_how(folder: Path) -> None:
     kinds = [(s["phase"], s["page"], s["causal"], s["splits"]) for s in manifest["shapes"]]
     assert kinds == [("decode", page, causal, 5) for page in (0, PAGE) for causal in (False, True)]
     rules = [k["splits"] for k in manifest["kernels"].values()]
-    assert rules == [{"rows": 16, "keys": 16, "blocks_per_sm": 1, "min_tiles": 1}] * 4
+    one = {"rows": 16, "keys": 16, "blocks_per_sm": 1, "min_tiles": 1, "sharing": 1}
+    assert rules == [one] * 4
     flags = [(x.get("if_split"), x.get("dependent"))
              for k in manifest["kernels"].values() for x in k["launches"]]  # fmt: skip
     assert flags == [(None, None), (True, True)] * 4
     keys = [str(k) for k in Attention(folder).manifest.shapes]
     assert keys[0].endswith("full fp16 decode on h200")
     assert keys[-1].endswith("causal fp16 decode in pages of 16 on h200")
+
+
+def test_a_rule_that_does_not_say_so_is_of_blocks_with_splits_of_their_own(
+    folder: Path, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(folder, tmp_path / "older")
+    manifest = json.loads((copied / "manifest.json").read_text())
+    for entry in manifest["kernels"].values():
+        del entry["splits"]["sharing"]
+    (copied / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    found = Attention(copied).manifest.kernels.values()
+    assert [k.splits.sharing for k in found if k.splits] == [1] * 4
 
 
 @pytest.mark.parametrize("shape", [ONE, FEW], ids=lambda s: s.key)

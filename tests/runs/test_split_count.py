@@ -31,13 +31,13 @@ def test_splits_fill_the_card(
     assert launch.split_count(RULE, lengths, 132) == expected
 
 
-def test_blocks_of_a_cluster_share_a_split() -> None:
+def test_blocks_that_share_a_split() -> None:
     lengths = launch.problem_lengths(1, 32, 8, 1, 128 * 64)
     assert launch.split_count(RULE, lengths, 132) == 16  # 64 tiles, at least 4 each
-    assert launch.split_count(RULE._replace(cluster=2), lengths, 132) == 8
+    assert launch.split_count(RULE._replace(sharing=2), lengths, 132) == 8
     few = launch.problem_lengths(64, 32, 1, 1, 128 * 64)
     assert launch.split_count(RULE, few, 132) == 4  # 264 places for 64 blocks
-    assert launch.split_count(RULE._replace(cluster=2), few, 132) == 2
+    assert launch.split_count(RULE._replace(sharing=2), few, 132) == 2
 
 
 @given(
@@ -57,6 +57,6 @@ def test_no_split_is_empty_and_none_is_too_short(
     if splits > 1:
         each = -(-tiles // splits)
         assert (splits - 1) * each < tiles <= splits * each  # the last one has a tile
-        assert each >= rule.min_tiles * rule.cluster
-        blocks = -(-queries * group // rule.rows) * kv * batch * rule.cluster
+        assert each >= rule.min_tiles * rule.sharing
+        blocks = -(-queries * group // rule.rows) * kv * batch * rule.sharing
         assert splits * blocks <= rule.blocks_per_sm * sms

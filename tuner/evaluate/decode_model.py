@@ -35,12 +35,17 @@ def splits_of(point: Point, shape: Shape, gpu: GpuSpec) -> int:
     """Return the splits that a kernel at `point` gives the keys of `shape` on `gpu`."""
     rule = SplitRule(
         point["BM"], point["BN"], point["split_blocks"], point["min_split_tiles"],
-        point.get("split_cluster", 1),
+        _sharing(point),
     )  # fmt: skip
     lengths = problem_lengths(
         shape.batch, shape.heads, shape.kv_heads, shape.seqlen_q, shape.seqlen_k
     )
     return split_count(rule, lengths, gpu.num_sms)
+
+
+def _sharing(point: Point) -> int:
+    """Blocks that work on one split."""
+    return point.get("split_cluster", 1) * point.get("column_blocks", 1)
 
 
 def decode_us(
@@ -55,7 +60,7 @@ def decode_us(
     splits = splits_of(point, shape, gpu)
     row_blocks = -(-shape.seqlen_q * shape.group // rows)
     cluster = point.get("split_cluster", 1)
-    blocks = row_blocks * planes * splits * cluster
+    blocks = row_blocks * planes * splits * _sharing(point)
     steps = math.ceil(math.ceil(shape.seqlen_k / keys) / (splits * cluster))
     at_once = min(blocks, gpu.num_sms * resident)
     sharing = -(-at_once // gpu.num_sms)  # blocks of an SM that has most
@@ -66,7 +71,7 @@ def decode_us(
     of_sm = SM_BYTES_PER_CLOCK * gpu.clock_ghz * 1e3 / sharing
     # blocks that share a plane's keys read them once from device memory and then from the L2
     read = gpu.bandwidth_gbs * 1e3 * READ_SHARE
-    of_memory = read / at_once * row_blocks
+    of_memory = read / at_once * row_blocks * point.get("column_blocks", 1)
     moved = tile_bytes / min(bridged, of_sm, of_memory)
     step = max(moved, _products_us(point, shape, gpu, warp_level) * sharing) + STEP_US / sharing
     us = START_US + FIRST_TILE_US + waves * steps * step + END_US
@@ -84,7 +89,8 @@ def _products_us(point: Point, shape: Shape, gpu: GpuSpec, warp_level: bool) -> 
     rate = gpu.tensor_tflops * 1e6 * TENSOR_SHARE / gpu.num_sms
     if warp_level:
         rate *= gpu.mma_sync_fraction
-    tensor = 2 * rows * keys * (shape.head_dim + shape.head_dim_v) / rate
+    columns = shape.head_dim_v // point.get("column_blocks", 1)
+    tensor = 2 * rows * keys * (shape.head_dim + columns) / rate
     exponentials = rows * keys / (gpu.mufu_per_clock_per_sm * gpu.clock_ghz * 1e3)
     return tensor + exponentials
 

@@ -14,7 +14,7 @@ from codegen import nvrtc
 from codegen.cute import decode_protocol
 from codegen.cute.decode_protocol import Rings, Step, check_decode_protocol, play
 from codegen.errors import PlanError, ToolchainMissing
-from codegen.kernel import ArgKind, KernelSource
+from codegen.kernel import ArgKind, GridAxis, KernelSource
 from llm_proposer.seeds import seeds
 from space.constraints import smem_bytes, space_for, violated
 from space.gpu import GPUS
@@ -97,7 +97,7 @@ def test_blocks_of_a_cluster_combine_their_splits(variant: str, dims: tuple[int,
     source, alone = (emitted(problem, "h200", point.replace(split_cluster=n)) for n in (2, 1))
     assert (source.launches[0].cluster, alone.launches[0].cluster) == (2, 1)
     assert source.launches[0].smem_bytes == alone.launches[0].smem_bytes
-    assert source.splits is not None and source.splits.cluster == 2
+    assert source.splits is not None and source.splits.sharing == 2
     assert "__cluster_dims__(2, 1, 1)" in source.text and "__cluster_dims__" not in alone.text
     assert "int const tiles_per_split = ceil_div(tiles, splits * 2);" in source.text
     first = source.text[: source.text.index("combine(")]
@@ -105,6 +105,27 @@ def test_blocks_of_a_cluster_combine_their_splits(variant: str, dims: tuple[int,
     assert "gO_s +" not in before and "glse_s[" not in before
     assert behind.count("gO_s + at") == behind.count("glse_s[at]") == 1
     assert behind.count("meet_cluster();") == 1  # before the block ends
+
+
+def test_blocks_share_the_columns_of_a_latent_output() -> None:
+    """Each loads whole rows of keys, its own columns of V first, and stores its own columns."""
+    problem = decode("mla", LATENT_DIMS)
+    point = first_seeds(problem)[0].replace(column_blocks=2, q_panels=0)
+    both, alone = (emitted(problem, "h200", point.replace(column_blocks=n)) for n in (2, 1))
+    assert both.launches[0].grid == (GridAxis("2", 1), *alone.launches[0].grid)
+    assert both.launches[0].smem_bytes == alone.launches[0].smem_bytes
+    assert both.splits is not None and both.splits.sharing == 2
+    assert both.workspaces == alone.workspaces
+    part = both.text[: both.text.index("combine(")]
+    assert part.count("* 512 + column_block * 256, from, 512)") == 1
+    assert part.count("* 512 + 128 + column_block * 256, from, 512)") == 1
+    assert part.count("if (column_block == 0 && splits > 1") == 1  # the rows' sums, once
+    panel = "(panel < 8 ? (panel + column_block * 4) % 8 : panel)"
+    assert part.count(f"{panel} * 64, i * 64, kv_head, sequence") == 6
+    assert part.count(f"from + {panel} * 64") == 1
+    for block in (0, 1):
+        places = [(p + block * 4) % 8 if p < 8 else p for p in range(9)]
+        assert places[:4] == [block * 4 + n for n in range(4)] and sorted(places) == [*range(9)]
 
 
 def test_only_sums_and_normalised_outputs_are_combined_in_a_cluster() -> None:

@@ -72,6 +72,17 @@ def _workspaces(plans: tuple[KernelPlan, ...]) -> tuple[Workspace, ...]:
     for plan in plans:
         for t in plan.kernel.tensors:
             if t.workspace:
-                axes = tuple(str(plan.program.param(f"num_{a}")) for a in t.axes)
+                axes = tuple(_count(plan.program, axis) for axis in t.axes)
                 found[t.name] = Workspace(t.name, (*axes, "batch", "heads", "M", str(t.columns)))
     return tuple(found.values())
+
+
+def _count(program: Program, axis: str) -> str:
+    """Length of a workspace's axis. Raises PlanError when the program does not say it."""
+    name = f"num_{axis}"
+    if not (count := program.param(name, 0)):
+        raise PlanError(
+            f"{name} is chosen at each launch of a decode kernel alone; in prefill write "
+            f"`Param {name} in {{2}}`"
+        )
+    return str(count)

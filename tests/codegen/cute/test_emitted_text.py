@@ -18,7 +18,7 @@ from space.constraints import Backend, smem_bytes, space_for
 from space.gpu import GPUS
 from space.legal import legal_points
 from space.params import Point
-from space.variant import DType, Problem
+from space.variant import DType, Phase, Problem
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cute"
 
@@ -98,6 +98,13 @@ def test_a_block_of_a_cluster_stores_its_own_rows_from_registers(causal: bool) -
     assert text.count("int const block_idx = first_block + cluster_rank;") == 2  # of both roles
     assert text.count("int const row0 = block_idx * 128;") == 2
     assert "int const row = (block_idx) * 128 + warp" in text
+
+
+def test_splits_that_nobody_counts_are_refused() -> None:
+    """Found by the fuzzer: a decode program asked of prefill, where no launch chooses."""
+    text = sketches("gqa", False, Phase.DECODE)["decode"]
+    with pytest.raises(PlanError, match="num_splits is chosen at each launch of a decode kernel"):
+        emitted(text, mha(128), "a100")
 
 
 def test_a_cluster_that_draws_tickets_is_not_planned() -> None:

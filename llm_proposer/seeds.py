@@ -38,6 +38,7 @@ CONSERVATIVE = {
     "cluster": 1,
     "split_cluster": 1,
     "column_blocks": 1,
+    "pack_heads": 1,
 }
 
 Row = Mapping[str, int]
@@ -157,6 +158,16 @@ HOPPER: dict[int, tuple[Row, ...]] = {
         _hopper(128, 64, 2, out_buffer=0, head_group=4),
     ),
 }
+#: Rows of packed heads, behind the first one where query heads share KV heads.
+HOPPER_PACKED: dict[int, tuple[Row, ...]] = {
+    64: (_hopper(256, 64, 2, pingpong=1, q_stages=2, late_wait=1, pack_heads=4),),
+    128: (
+        _hopper(192, 80, 2, pingpong=1, q_stages=2, late_wait=1, pack_heads=4),
+        _hopper(192, 80, 2, pingpong=1, q_stages=2, late_wait=1, pack_heads=8),
+        _hopper(192, 80, 2, pingpong=1, late_wait=1, pack_heads=4),
+        _hopper(128, 96, 2, pingpong=1, q_stages=2, late_wait=1, pack_heads=4),
+    ),
+}
 #: Which row is the first under a causal mask, where it is not the first: at head dim 64 turns and
 #: the late wait cost short triangular work more than they give, and a third stage is worth more.
 HOPPER_CAUSAL_FIRST = {64: 1}
@@ -199,7 +210,12 @@ def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:
     limit = next(limit for limit in table if widest <= limit)
     first = HOPPER_CAUSAL_FIRST.get(limit, 0) if table is HOPPER and problem.causal else 0
     rows = table[limit]
-    return (rows[first], *rows[:first], *rows[first + 1 :])
+    rows = (rows[first], *rows[:first], *rows[first + 1 :])
+    if "pack_heads" in space.names and len(space.param("pack_heads").choices) > 1:
+        most = 8 if problem.variant == "mqa" else 4  # groups of 4 heads are the common ones
+        packed = (r for r in HOPPER_PACKED.get(limit, ()) if r["pack_heads"] <= most)
+        rows = (rows[0], *packed, *rows[1:])
+    return rows
 
 
 #: What is given up to make a seed legal, in this order: cheap speed first, the tile last.

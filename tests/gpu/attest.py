@@ -55,7 +55,7 @@ class Known:
 
 
 def known() -> Iterator[Known]:
-    """Yield the programs: variants, dims, masks and dtypes; the first seed and the second."""
+    """Yield the programs: variants, dims, masks and dtypes; first seeds, and those that share."""
     for gpu, backend in TARGETS:
         for variant, dims in DIMS.items():
             for head_dims in dims:
@@ -64,15 +64,20 @@ def known() -> Iterator[Known]:
                         problem = Problem(variant, dtype, *head_dims, causal)
                         space = space_for(problem, GPUS[gpu], backend)
                         wide = head_dims == (128, 128)
-                        found = seeds(problem, GPUS[gpu], space)[: 3 if wide else 1]
+                        found = seeds(problem, GPUS[gpu], space)
                         for nth, point in enumerate(found):
+                            if nth >= (3 if wide else 1) and point.get("pack_heads", 1) == 1:
+                                continue
                             name = f"{problem.key}-{gpu}-{backend}-seed{nth}"
                             yield Known(name, problem, "forward", point, gpu)
         for variant, head_dims, causal, page in DECODE:
             dtype = GPUS[gpu].dtypes[-1]
             problem = Problem(variant, dtype, *head_dims, causal, Phase.DECODE, page)
             found = seeds(problem, GPUS[gpu], space_for(problem, GPUS[gpu], backend))
-            for nth, point in enumerate(found[:2]):
+            for nth, point in enumerate(found):
+                shares = max(point.get("split_cluster", 1), point.get("column_blocks", 1)) > 1
+                if nth >= 2 and not shares:
+                    continue
                 name = f"{problem.key}-{gpu}-{backend}-seed{nth}"
                 yield Known(name, problem, "decode", point, gpu)
 

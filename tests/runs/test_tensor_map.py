@@ -22,7 +22,8 @@ class FakeLibrary:
     def cuTensorMapEncodeTiled(self, target, kind, rank, address, extents, steps, box, ones, *rest):
         assert target.value % 64 == 0
         interleave, swizzle, *rest = rest
-        assert (kind, rank, list(ones), interleave, rest) == (1, 4, [1, 1, 1, 1], 0, [2, 0])
+        assert (kind, list(ones), interleave, rest) == (1, [1] * rank, 0, [2, 0])
+        assert (len(extents), len(steps), len(box)) == (rank, rank - 1, rank)
         ctypes.c_uint64.from_address(target.value).value = address.value
         self.encoded.append({"extents": list(extents), "steps": list(steps), "box": list(box)})
         self.swizzles.append(swizzle)
@@ -64,6 +65,21 @@ def test_descriptors_say_how_a_tensor_lies() -> None:
         {"extents": [128, 100, 1, 1], "steps": [512, 16, 16], "box": [64, 80, 1, 1]},
     ]
     assert library.swizzles == [3, 3]
+
+
+def test_a_box_of_packed_heads_stays_within_those_of_one_kv_head() -> None:
+    """8 heads in groups of 4, of which a copy moves 2: 128 of each row before the next row's."""
+    library = FakeLibrary()
+    packed = HOPPER._replace(args=(launch.Arg("tensor_map", "Q", (64, 32), 2),))
+    lengths = LENGTHS | {"group": 4}
+    launch.pack(packed, HOPPER_TENSORS, lengths, {}, 10, tensor_map.Encoder(library))
+    assert library.encoded == [
+        {"extents": [128, 4, 65, 2, 2], "steps": [256, 2048, 1024, 133120],
+         "box": [64, 2, 32, 1, 1]},
+    ]  # fmt: skip
+    without = {n: x for n, x in LENGTHS.items() if n != "group"}
+    with pytest.raises(launch.LaunchError, match="forward needs length 'group'"):
+        launch.pack(packed, HOPPER_TENSORS, without, {}, 10, tensor_map.Encoder(library))
 
 
 @pytest.mark.parametrize("columns,swizzle", [(64, 3), (32, 2), (16, 1)])

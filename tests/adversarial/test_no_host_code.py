@@ -45,6 +45,8 @@ WAYS = re.compile(
 KNOWN = {
     ("codegen/nvrtc.py", "importlib.import_module"): "a fixed name: the compiler's bindings",
     ("codegen/nvrtc.py", "nvrtc.nvrtcCompileProgram"): "device text that the translator wrote",
+    ("runs/published/20261201-h200/reader.py", "driver.cuModuleLoadData"): "its own, just compiled",
+    ("runs/published/20261201-h200/reader.py", "nvrtc.nvrtcCompileProgram"): "a text in the file",
     ("runs/templates/launch.py", "importlib.import_module"): "a fixed name: the driver's bindings",
     ("runs/templates/launch.py", "driver.cuModuleLoadData"): "device code, checked by its digest",
     ("runs/templates/tensor_map.py", "ctypes.CDLL"): "a fixed name: the driver",

@@ -183,7 +183,7 @@ def test_output_with_gaps_is_written_by_its_own_stride() -> None:
 
     check = Check("gaps", Shape(2, 4, 2, 40, 50, 32, 32, True), layout=Layout.EMBEDDED)
     exam = set_exam(check.name, make(check, DType.FP16, CPU))
-    assert exam.output.gaps is not None
+    assert exam.output.gaps
     assert isinstance(verify(fakes.kernel(fakes.right, True), exam), float)
     verdict = verify(fakes.kernel(packed, True), exam)
     assert isinstance(verdict, Rejected) and "outside the output" in verdict.reason

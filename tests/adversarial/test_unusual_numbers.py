@@ -15,7 +15,7 @@ import torch
 from runs.record import Rejected
 from space.variant import LATENT_DIMS, DType, Phase, Problem, Shape
 from tests.tuner.evaluate import fakes
-from tuner.evaluate.checks import neighbour_checks, trial_checks
+from tuner.evaluate.checks import grid_checks, neighbour_checks, trial_checks
 from tuner.evaluate.decode_checks import pool_checks
 from tuner.evaluate.inputs import Check, make
 from tuner.evaluate.launch import Launcher
@@ -43,6 +43,8 @@ class Attention:
     batches_of: int = 1 << 30  #: so is the sequence
     rows_of: int = 1 << 30  #: packed rows past this read KV head 0
     aligned: int = 0  #: pointers and row strides of K are rounded down to so many elements
+    aligned_out: int = 0  #: so are address and strides of the output
+    few_queries_lose: int = 0  #: newest keys, where there are 2 to 8 queries
     pages_of: int = 1 << 30
 
     def prepare(
@@ -55,7 +57,10 @@ class Attention:
         def launch() -> None:
             if not cached:
                 order = torch.arange(q.shape[0]) % self.batches_of
-                out.copy_(self.attend(q, self.read(k)[order], v[order], scale))
+                few = 2 <= q.shape[1] <= 8
+                count = k.shape[1] - (self.few_queries_lose if few else 0)
+                keys, values = self.read(k)[order, :count], v[order, :count]
+                self.place(out).copy_(self.attend(q, keys, values, scale))
                 return
             for b in range(q.shape[0]):
                 keys, values = (self.rows(t, b % self.batches_of, pages) for t in (k, v))
@@ -64,9 +69,17 @@ class Attention:
                 if splits is not None and splits > self.most_splits:
                     count = count * self.most_splits // splits
                 keys, values = (t[None, : max(count, 0)] for t in (keys, values))
-                out[b : b + 1] = self.attend(q[b : b + 1], keys, values, scale)
+                self.place(out)[b : b + 1] = self.attend(q[b : b + 1], keys, values, scale)
 
         return launch
+
+    def place(self, out: T) -> T:
+        """The output as it is found with a rounded address and rounded strides."""
+        if not self.aligned_out:
+            return out
+        first = out.storage_offset() // self.aligned_out * self.aligned_out
+        strides = [n // self.aligned_out * self.aligned_out for n in out.stride()[:3]]
+        return out.as_strided(out.shape, (*strides, 1), first)
 
     def read(self, t: T) -> T:
         """K as it is found with rounded addresses; NaN where these lead."""
@@ -115,12 +128,20 @@ EVERYWHERE = {
     "values through fp16": Attention(half_precision=True),
     "KV heads modulo 8": Attention(heads_of=8),
     "K's address and rows in whole 128 bytes": Attention(aligned=64),
+    "O's address and strides in whole 64 bytes": Attention(aligned_out=32),
+}
+#: wrong in prefill, with the variant that shows it
+PREFILL = {
+    "batches modulo 32": ("gqa", Attention(batches_of=32)),
+    "KV heads modulo 16": ("mla", Attention(heads_of=16)),
+    "64 keys lost where there are 2 to 8 queries": ("mha", Attention(few_queries_lose=64)),
 }
 DECODE = {
     "newest 64 keys lost, but of the first sequence": Attention(lost=64),
     "keys past 8192 lost": Attention(most_keys=8192),
     "64 splits combined": Attention(most_splits=64),
     "sequences modulo 16": Attention(batches_of=16),
+    "sequences modulo 64": Attention(batches_of=64),
     "rows past 64 read KV head 0": Attention(rows_of=64),
 }
 
@@ -151,6 +172,13 @@ def test_wrong_kernel_is_found_out(name: str, phase: Phase) -> None:
     assert failed(EVERYWHERE[name], problem, trial_checks(problem))
 
 
+@pytest.mark.parametrize("name", list(PREFILL))
+def test_wrong_prefill_kernel_is_found_out(name: str) -> None:
+    variant, kernel = PREFILL[name]
+    problem = Problem(variant, DType.BF16, 32, 32, False)
+    assert failed(kernel, problem, trial_checks(problem))
+
+
 def test_rows_of_long_problems_do_not_follow_each_other() -> None:
     """Who takes K for packed where rows are many is asked about rows that have gaps."""
     problem = Problem("gqa", DType.FP16, 32, 32, False)
@@ -172,5 +200,15 @@ def test_page_numbers_of_16_bits_are_found_out() -> None:
     checks = pool_checks(problem)
     assert failed(RIGHT, problem, checks) == []
     assert failed(Attention(pages_of=1 << 16), problem, checks) == ["pages past 65536"]
-    assert pool_checks(replace(problem, page=0)) == ()
-    assert pool_checks(replace(problem, head_dim=576, head_dim_v=512, page=128)) == ()
+    assert failed(Attention(most_keys=1 << 16), problem, checks) == ["keys past 65536"]
+    (alone,) = pool_checks(replace(problem, page=0))
+    assert alone.counts == (70_000,)
+    assert len(pool_checks(replace(problem, head_dim=576, head_dim_v=512, page=128))) == 1
+
+
+def test_a_grid_goes_round_more_than_sixteen_times() -> None:
+    """A row block is at least 64 rows, and no card that is known has more than 148 SMs."""
+    for variant in ("mha", "gqa", "mqa", "mla"):
+        (check,) = grid_checks(Problem(variant, DType.FP16, 64, 64, True))
+        assert check.shape.seqlen_q <= 64
+        assert check.shape.batch * check.shape.heads > 17 * 148

@@ -27,7 +27,10 @@ NEIGHBOUR_LAYOUTS = (Layout.OFFSET, Layout.MIXED, Layout.INTERLEAVED, Layout.EMB
 LONG_ROWS, LONG_KEYS = 70, 2213
 MORE_KEYS = 8201  #: so many alike have 2^-13 of the weight each: half precision tells them from 0
 #: (query heads, KV heads) of a problem with many
-MANY_HEADS = {"mha": (32, 32), "gqa": (64, 32)}
+MANY_HEADS = {"mha": (32, 32), "gqa": (64, 32), "mqa": (40, 1), "mla": (32, 32)}
+#: tiles of 64 rows and more: a grid of one block for each SM goes round some twenty times
+MOST_PLANES, PLANE_ROWS = 2700, 60
+MANY_BATCHES = 40
 #: (query heads, KV heads) that a kernel of any variant serves: sharing is a run-time number
 RATIOS = (
     (3, 3), (6, 2), (5, 1), (7, 7), (12, 3), (16, 1), (14, 2), (16, 2), (12, 1), (24, 2), (8, 1),
@@ -78,6 +81,8 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
         check("very negative logits", 130, 331, Data.NEGATIVE, Layout.EMBEDDED, batch=2),
         check("logits past a sentinel", 70, 203, Data.SENTINEL, Layout.INTERLEAVED),
         check("one query", 1, 130, Data.MEAN_ONE, Layout.PACKED, batch=2),
+        check("few queries", 5, 203, Data.NORMAL, Layout.OFFSET, batch=2),
+        check("many batches", 3, 20, Data.MEAN_ONE, Layout.PACKED, batch=MANY_BATCHES),
         check("negative scale", 100, 230, Data.NORMAL, Layout.MIXED, batch=2, scale=minus),
         check("raw scores past 65504", 65, 129, Data.SCORES_OVERFLOW, Layout.PACKED),
         check("queries that are NaN", 75, 150, Data.NAN_QUERIES, Layout.HEADS_FIRST),
@@ -97,7 +102,7 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
     if problem.variant in MANY_HEADS:
         heads, kv_heads = MANY_HEADS[problem.variant]
         shape = replace(small_shape(problem, 1, 33, 40), heads=heads, kv_heads=kv_heads)
-        checks.append(Check("many KV heads", shape, Data.MEAN_ONE, seed=8))
+        checks.append(Check("many heads", shape, Data.MEAN_ONE, seed=8))
     if problem.causal:
         # rows 0 to 127 see nothing: their first key block, and every other, is masked
         checks.append(check("rows that see nothing", 200, 72, Data.NEGATIVE, Layout.PACKED))
@@ -118,6 +123,15 @@ def race_check(problem: Problem) -> Check:
     batch = -(-MANY_PLANES // HEADS[problem.variant][0])
     shape = small_shape(problem, batch, MANY_ROWS, FEW_KEYS)
     return Check("many short tiles", shape, Data.MEAN_ONE, seed=1)
+
+
+def grid_checks(problem: Problem) -> tuple[Check, ...]:
+    """So many tiles that blocks which stay take some twenty each; for devices only."""
+    if problem.phase is Phase.DECODE:
+        return ()
+    batch = -(-MOST_PLANES // HEADS[problem.variant][0])
+    shape = small_shape(problem, batch, PLANE_ROWS, FEW_KEYS)
+    return (Check("more tiles than a grid", shape, Data.MEAN_ONE, seed=10),)
 
 
 def hidden_checks(problem: Problem, seed: int, count: int) -> tuple[Check, ...]:

@@ -40,8 +40,9 @@ LONG_KEYS = 2213
 MORE_KEYS = 8201
 #: a cache longer than any tuned shape need be: an exported kernel takes any
 LONGEST_KEYS, MORE_SPLITS = 33_000, 200
-MANY_SEQUENCES = (*(1, 2, 3) * 13, 1)
+MANY_SEQUENCES = (*(1, 2, 3) * 23, 1)
 MANY_PAGES, POOL_BYTES_MOST = 70_000, 1 << 30
+DEVICE_KEYS = 70_000  #: of one sequence, for devices only: their number has 17 bits
 VERIFY_DATA = (*DATA, Data.SENTINEL, Data.SCORES_OVERFLOW, Data.NAN_QUERIES)
 #: keys that give more than 32 splits some of their own at any tile up to 128, and lie in more than
 #: 256 pages of 16: a call on one long cache gets as many, and no tuned shape need have them
@@ -113,17 +114,24 @@ def trial_checks(problem: Problem) -> tuple[Check, ...]:
 
 
 def pool_checks(problem: Problem) -> tuple[Check, ...]:
-    """A cache whose page numbers have 17 bits, where such a pool of K takes no more than 1 GiB.
+    """Keys whose number has 17 bits, and pages, where such a pool of K takes no more than 1 GiB.
 
     For devices only.
     """
+    longest = small_shape(problem, 1, 2, DEVICE_KEYS)
+    heads, kv_heads = min(HEADS[problem.variant])
+    long = Check(
+        "keys past 65536", replace(longest, heads=heads, kv_heads=kv_heads), Data.NEWEST,
+        seed=11, counts=(DEVICE_KEYS,), page=problem.page,
+    )  # fmt: skip
     size = MANY_PAGES * problem.page * problem.head_dim * problem.dtype.bytes
     if not problem.page or size > POOL_BYTES_MOST:
-        return ()
+        return (long,)
     shape = replace(small_shape(problem, 2, 2, 200), heads=4, kv_heads=1)
     if problem.variant == "mha":
         shape = replace(shape, heads=1)
     return (
+        long,
         Check(
             "pages past 65536", shape, Data.NORMAL, seed=9, counts=(200, 40), page=problem.page,
             pool=MANY_PAGES,

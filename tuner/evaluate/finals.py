@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from tuner.evaluate.peers import Make, PeerAbsent, Run, start
 from tuner.evaluate.splits import multiprocessors, with_splits
 from tuner.evaluate.timing import SHORT_US, Sample, check_possible, check_stream, summarise
 from tuner.evaluate.verify import check_whole, compare, grade
+from tuner.evaluate.witness import Witness
 from tuner.job import Absent, Entry, FinalsResult, Reading
 
 ROUNDS = 25
@@ -79,26 +80,27 @@ def run_finals(
         bay = arena.bay(shape)
         ours: dict[str, Launcher] = {}
         trials: dict[str, int] = {}
+        witness = Witness(bay.output)
         for entry in entries:
             if shape not in entry.shapes or entry.trial not in kernels:
                 continue
-            launch = _enter(kernels[entry.trial], bay, judge.clock)
+            name = f"trial {entry.trial}"
+            launch = _enter(kernels[entry.trial], bay, judge.clock, name, witness)
             if isinstance(launch, Rejected):
                 rejected.append((entry.trial, launch))
                 continue
-            name = f"trial {entry.trial}"
             ours[name], trials[name] = launch, entry.trial
         bay.fill(0)
         theirs = _present(peers, bay, absent)
         calls = _short({**ours, **theirs}, shape, judge.clock)
-        before = bay.output.spoil
-        samples, reading = _timed(calls, judge.clock, rounds, meter, shape, before)
+        samples, reading = _timed(calls, judge.clock, rounds, meter, shape, witness.look)
         if reading is not None:
             readings.append(reading)
         for name, sample in samples.items():
             trial = trials.get(name)
             if trial is not None and (
-                doubt := _disbelieved(calls[name], sample, bay, problem, judge)
+                doubt := witness.against(name, f"timed shape {shape.key}")
+                or _disbelieved(calls[name], sample, bay, problem, judge)
             ):
                 rejected.append((trial, doubt))
                 continue
@@ -113,7 +115,7 @@ def run_finals(
 
 def _timed(
     calls: Mapping[str, Launcher], clock: Clock, rounds: int, meter: Meter | None, shape: Shape,
-    before: Launcher,
+    before: Callable[[str | None], object],
 ) -> tuple[dict[str, Sample], Reading | None]:  # fmt: skip
     """Interleave the calls, again after a pause while the card is too hot, and read its state."""
     seen: list[Conditions] = []
@@ -137,21 +139,28 @@ def _timed(
     )  # fmt: skip
 
 
-def _enter(kernel: Kernel, bay: Bay, clock: Clock) -> Launcher | Rejected:
-    """Check a kernel on both data sets of the shape, and its stream, and return its launch."""
+def _enter(
+    kernel: Kernel, bay: Bay, clock: Clock, name: str, witness: Witness
+) -> Launcher | Rejected:
+    """Check a kernel on both data sets of the shape, and its stream, and return its launch.
+
+    What it gives for the data that is timed is shown to the witness.
+    """
     bay.fill(0)
     for data_set in range(len(bay.exams)):
         verdict = ask(kernel.prepare, bay, data_set)
         if isinstance(verdict, Rejected):
             return verdict
+        if data_set == 0:
+            witness.remember(name)
     if (wrong := check_whole(bay.exams[-1])) is not None:
         return wrong
     inputs = bay.slots[0]
     launch = inputs.given_to(kernel.prepare, bay.output.tensor)
-    name = f"timed shape {bay.shape.key}"
-    aside = check_stream(launch, clock, name)
+    place = f"timed shape {bay.shape.key}"
+    aside = check_stream(launch, clock, place)
     if aside is None and (left := clock.tampered()) is not None:
-        aside = Rejected(TrialClass.TIMING_INVALID, Stage.TIME, f"{name}: {left}")
+        aside = Rejected(TrialClass.TIMING_INVALID, Stage.TIME, f"{place}: {left}")
     return launch if aside is None else aside
 
 
@@ -217,18 +226,24 @@ def _graphed(call: Launcher, clock: Clock) -> Launcher:
 
 def interleave(
     calls: Mapping[str, Callable[[], object]], clock: Clock, rounds: int,
-    during: Callable[[], object] | None = None, before: Callable[[], object] | None = None,
+    during: Callable[[], object] | None = None,
+    before: Callable[[str | None], object] | None = None,
 ) -> dict[str, Sample]:  # fmt: skip
     """Time every call once a round, each round starting with another; drop the warm rounds.
 
-    `during` is called once while the device is at work, `before` ahead of each window.
+    `during` is called once while the device is at work. `before` is called ahead of each window,
+    and once after the last, with the name of the window before.
     """
     names = list(calls)
     order = [
         names[(i + r) % len(names)] for r in range(rounds + WARM_ROUNDS) for i in range(len(names))
     ]
     times: dict[str, list[float]] = {n: [] for n in names}
-    windows = clock.windows_us([calls[n] for n in order], during, before)
+    done: Iterator[str | None] = iter((None, *order))
+    ahead = None if before is None else lambda: before(next(done))
+    windows = clock.windows_us([calls[n] for n in order], during, ahead)
+    if ahead is not None:
+        ahead()
     for name, us in zip(order, windows, strict=True):
         times[name].append(us)
     return {n: summarise(t[WARM_ROUNDS:]) for n, t in times.items()}

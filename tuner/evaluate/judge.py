@@ -22,6 +22,7 @@ from tuner.evaluate.arena import Arena, Bay
 from tuner.evaluate.checks import (
     canary_checks,
     checks_of_function,
+    grid_checks,
     hidden_checks,
     neighbour_checks,
     race_check,
@@ -150,8 +151,12 @@ class Judge:
         return (race_check(problem),) if fills else ()
 
     def pools(self, problem: Problem) -> tuple[Check, ...]:
-        """Return what only the memory of a device has room for."""
-        return pool_checks(problem) if self.device.type == "cuda" else ()
+        """Return what only a device has room or time for."""
+        if self.device.type != "cuda":
+            return ()
+        if problem.phase is Phase.DECODE:
+            return pool_checks(problem)
+        return grid_checks(problem)
 
     def canary(self, problem: Problem, source: KernelSource, image: bytes) -> bool:
         """Whether a kernel that was right before is right now."""

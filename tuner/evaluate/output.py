@@ -10,6 +10,7 @@ import torch
 
 GUARD = 4096  #: elements on each side of the output; a multiple of what alignment asks for
 GAP_ROWS = 3  #: rows behind each sequence of an output with gaps
+EDGE = 8  #: columns on each side of the rows of an output with edges: 16 bytes
 #: NaN in both 16-bit types, with payloads that no arithmetic gives
 POISONS = tuple(n for n in range(0x7F81, 0x7FFF) if n != 0x7FC0)
 SPOILED_MOST = 4.0  #: a spoiled output holds one number up to this, of either sign
@@ -31,12 +32,13 @@ class Poison:
 class Output:
     """`tensor` is [B, S, H, Dv] in the middle of `buffer`; guard bands lie on both sides.
 
-    An output with gaps has guarded rows behind each sequence too.
+    An output with gaps has guarded rows behind each sequence too, one with edges guarded columns
+    on each side of each head's.
     """
 
     tensor: torch.Tensor
     buffer: torch.Tensor  #: int16, flat
-    gaps: torch.Tensor | None = None
+    gaps: tuple[torch.Tensor, ...] = ()
     poisoned: Poison = field(default_factory=Poison)
 
     def poison(self) -> None:
@@ -59,7 +61,7 @@ class Output:
         """Return how many elements of the guard bands were written, as a 0-d tensor."""
         intact = self.poisoned.bits
         touched = (self.buffer[:GUARD] != intact).sum() + (self.buffer[-GUARD:] != intact).sum()
-        return touched if self.gaps is None else touched + (bits(self.gaps) != intact).sum()
+        return touched + sum((bits(gap) != intact).sum() for gap in self.gaps)
 
     def part(self, sizes: tuple[int, int, int, int]) -> Output:
         """Return a smaller output at the start of this one, its guard band right behind it."""
@@ -70,18 +72,22 @@ class Output:
 
 def allocate(
     sizes: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device,
-    heads_first: bool = False, gaps: bool = False,
+    heads_first: bool = False, gaps: bool = False, edges: bool = False,
 ) -> Output:  # fmt: skip
     """Allocate a poisoned output, packed as [B, S, H, Dv] or, `heads_first`, as [B, H, S, Dv].
 
-    With `gaps` it is a view of a longer [B, S + 3, H, Dv].
+    With `gaps` it is a view of a longer [B, S + 3, H, Dv], with `edges` of a wider
+    [B, S, H, 8 + Dv + 8], whose addresses and strides are whole in 16 bytes and no more.
     """
     b, s, h, d = sizes
-    stored = (b, h, s, d) if heads_first else (b, s + GAP_ROWS * gaps, h, d)
+    edge = EDGE if edges else 0
+    wide = d + 2 * edge
+    stored = (b, h, s, wide) if heads_first else (b, s + GAP_ROWS * gaps, h, wide)
     buffer = torch.empty(math.prod(stored) + 2 * GUARD, dtype=torch.int16, device=device)
     whole = _between_guards(buffer, stored, dtype)
     whole = whole.transpose(1, 2) if heads_first else whole
-    output = Output(whole[:, :s], buffer, whole[:, s:] if gaps else None)
+    around = (whole[:, s:], whole[..., :edge], whole[..., edge + d :])
+    output = Output(whole[:, :s, :, edge : edge + d], buffer, tuple(t for t in around if t.numel()))
     output.poison()
     return output
 

@@ -14,7 +14,7 @@ import torch
 from runs.record import Rejected, Stage, TrialClass
 from tuner.evaluate.inputs import Inputs
 from tuner.evaluate.launch import Launcher, LaunchError, Prepare, Start
-from tuner.evaluate.output import Output, allocate, flip_signs, same_bits
+from tuner.evaluate.output import EDGE, Output, allocate, flip_signs, same_bits
 from tuner.evaluate.reference import Expected, Part, expect, whole
 
 ERROR_FACTOR = 2.0  #: times the error of plain attention at the same dtype
@@ -55,7 +55,8 @@ def set_exam(name: str, inputs: Inputs) -> Exam:
     tables = tuple(t.clone() for _, t in inputs.tables)
     heads_first = q.stride(2) > q.stride(1)
     gaps = not heads_first and q.shape[0] > 1 and q.stride(0) > q.shape[1] * q.stride(1)
-    output = allocate(sizes, q.dtype, q.device, heads_first, gaps)
+    edges = q.shape[3] < q.stride(2) <= q.shape[3] + 2 * EDGE  # as those of Q are
+    output = allocate(sizes, q.dtype, q.device, heads_first, gaps, edges)
     q_copy, k_copy, v_copy = (t.clone() for t in inputs.tensors)
     return Exam(
         name, inputs, (q_copy, k_copy, v_copy), expect(inputs), output, tables, _fewer(inputs)
@@ -93,7 +94,7 @@ def verify(prepare: Prepare, exam: Exam, repeats: int = 1) -> float | Rejected:
     if isinstance(shortened, Rejected):
         restore(exam)
         return shortened
-    unsteady = _repeat(launch, exam, first, repeats)
+    unsteady = repeat(launch, exam, first, repeats)
     if unsteady is not None:
         return _late(launch, exam, first) or unsteady
     return max(graded, flipped, shortened)
@@ -176,7 +177,7 @@ def _put_back(tensor: torch.Tensor, copy: torch.Tensor) -> None:
     stored.copy_(copy[tuple(slice(0, size) for size in stored.shape)])
 
 
-def _repeat(launch: Launcher, exam: Exam, first: torch.Tensor, repeats: int) -> Rejected | None:
+def repeat(launch: Launcher, exam: Exam, first: torch.Tensor, repeats: int) -> Rejected | None:
     """Launch again and again; the bits must stay. The device is asked once, at the end."""
     steady = []
     for n in range(repeats):

@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where `export` is")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
+    torch.zeros(1, device="cuda")  # makes the context that modules are loaded into
     readers = {
         f"{policy} x{unroll}": reader(unroll, policy)
         for policy in ("evict_normal", "evict_first") for unroll in (4, 8)

@@ -72,7 +72,8 @@ def _decode(latent: bool, **others: int) -> Subject:
         "BM": 64, "BN": 64, "consumer_warpgroups": 1 + latent, "stages": 2 if latent else 3,
         "blocks_per_sm": 1, "overlap": 1, "evict_first": 0, "rescale_threshold": 8,
         "integer_max": 1, "split_blocks": 1, "min_split_tiles": 1, "combine_early": 0,
-        "combine_groups": 4, "q_panels": int(latent), **others,
+        "combine_groups": 4, "q_panels": int(latent), "split_cluster": 1, "column_blocks": 1,
+        **others,
     }  # fmt: skip
     return Subject(Backend.WGMMA, False, tuple(point.items()), Phase.DECODE, latent)
 

@@ -36,14 +36,17 @@ class Arg:
     #: TENSOR_MAP only: (columns, rows) of the box that one copy moves, swizzled by the bytes of its
     #: columns; the map has axes (columns, rows, heads, batch), elements outside it read as zero
     box: tuple[int, int] = (0, 0)
+    #: TENSOR_MAP only: with more than 1 the box also holds so many heads of one KV head, of each
+    #: row before the next one's; the map then has axes (columns, group, rows, KV heads, batch)
+    pack: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class GridAxis:
     """One factor of the 1-D grid: ceil(length / tile), where `length` is an argument's name.
 
-    `heads`, `kv_heads`, `batch` and `splits` are lengths too, with tile 1; `rows` is `M` times
-    `group`: the query heads of a KV head packed into rows.
+    `heads`, `kv_heads`, `batch` and `splits` are lengths too, with tile 1, and `group`, whose tile
+    is the query heads packed into rows; `rows` is `M` times `group`: all heads of a KV head packed.
     """
 
     length: str

@@ -36,6 +36,7 @@ CONSERVATIVE = {
     "late_wait": 0,
     "exp2_fma": 0,
     "cluster": 1,
+    "pack_heads": 1,
 }
 
 Row = Mapping[str, int]

@@ -71,6 +71,8 @@ OUTCOMES: dict[str, type[Any]] = {"measured": Measured, "rejected": Rejected, "b
 
 #: Fields that say that something is of decoding; where it is not, they are not written.
 OF_DECODE = frozenset(("phase", "page", "splits", "if_split", "dependent"))
+#: Fields that are not written where they have their default: those, and heads packed into rows.
+UNSTATED = OF_DECODE | {"pack"}
 
 
 def to_text(value: Any, indent: int | None = None) -> str:
@@ -114,7 +116,7 @@ def to_json(value: Any) -> Any:
         plain = {
             f.name: to_json(getattr(value, f.name))
             for f in fields(value)
-            if not (f.name in OF_DECODE and getattr(value, f.name) == f.default)
+            if not (f.name in UNSTATED and getattr(value, f.name) == f.default)
         }
         tag = next((t for t, kind in OUTCOMES.items() if type(value) is kind), None)
         return plain if tag is None else {"outcome": tag} | plain

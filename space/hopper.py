@@ -11,6 +11,7 @@ WARPGROUP_ROWS = 64  #: rows of one wgmma, and of one consumer warpgroup
 MMA_STEP = 16  #: head dim columns that one wgmma multiplies
 ELEMENT_BYTES = 2
 SWIZZLES = (128, 64, 32)  #: bytes of a panel's row: what TMA and wgmma know
+SHARING = ("gqa", "mqa")  #: variants in which query heads share a KV head
 TILE_BARRIERS = 4  #: two slots of the tile scheduler, full and empty
 TILE_SLOT_BYTES = 8
 
@@ -44,6 +45,7 @@ HOPPER_PARAMS = (
     Param("causal_longest_first", (1, 0), "row blocks with most keys start first"),
     Param("swizzle", SWIZZLES, "bytes of a row of the panels in which tiles lie in shared memory"),
     Param("cluster", (1, 2), "blocks on neighbouring rows that load each K and V tile together"),
+    Param("pack_heads", (1, 2, 4, 8), "query heads of one KV head that are rows of one tile"),
 )
 
 
@@ -55,6 +57,8 @@ def hopper_space(problem: Problem) -> Space:
         choices = p.choices
         if p.name in only_causal and not problem.causal:
             choices = (0,)
+        if p.name == "pack_heads" and problem.variant not in SHARING:
+            choices = (1,)
         if p.name == "swizzle":
             choices = tuple(c for c in choices if _packs(problem, c))
         offered.append(Param(p.name, choices, p.meaning))

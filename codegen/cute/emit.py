@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.cute.packing import plane_position
 from codegen.cute.plan import Buffer, KernelPlan, LoopPlan
 from codegen.cute.statements import Statements, comment
 from codegen.cute.target import Target
@@ -97,7 +98,7 @@ def tile_position(plan: KernelPlan, out: Writer, tile: str, cluster: int = 1) ->
         out.line(f"int const first_block = ({block}) * {cluster};")
         block = "first_block + cluster_rank"
     out.line(f"int const block_idx = {block};")
-    out.line("int const head = plane % heads, batch = plane / heads;")
+    plane_position(plan, out)
 
 
 def _tensor_bases(plan: KernelPlan, out: Writer) -> None:

@@ -18,16 +18,16 @@ _WORDS = """
     blockDim blockIdx block_idx block_n bool break c case catch ceil_div char chunk class
     cluster_rank cluster_row0 column column_blocks compl const constexpr consumer continue count
     cute d default delete diagonal do double drawn e else end_cluster enum erff exp2_approx
-    expect explicit export extern fabsf false first first_block float fmaf fmaxf for friend from
-    goto gridDim group grown h head heads high hold huge if index inline int int64_t inverse j k
-    kept kind l lane last ldsm ldsm_t leader left limit long low m max min mma moved mutable n name
-    namespace new noexcept not nullptr operator or out out_at out_row own own_row0 pack panel
-    part pass pin plane planes private protected public quad_max quad_sum r register rest return
-    ring row row0 row_blocks scale short signed sizeof smem smem_at source split splits stage
-    static struct switch t template this threadIdx throw ticket tickets tid tile tiles
-    tiles_per_split total true try typedef typename uint128_t uint16_t uint32_t uint64_t union
-    unpack unsigned using valid values var virtual void volatile wait warp
-    warpgroup while width within x xor y z
+    expect explicit export extern fabsf false first first_block first_head float fmaf fmaxf for
+    friend from goto gridDim group grown h head heads high hold huge if index inline int int64_t
+    inverse j k kept kind kv_head kv_heads kv_plane l lane last ldsm ldsm_t leader left limit
+    long low m max min mma moved mutable n name namespace new noexcept not nullptr operator or
+    out out_at out_row own own_row0 pack packed packs panel part pass pin plane planes private
+    protected public quad_max quad_sum r register rest return ring row row0 row_blocks scale
+    short signed sizeof smem smem_at source split splits stage static struct switch t template
+    this threadIdx throw ticket tickets tid tile tiles tiles_per_split total true try typedef
+    typename uint128_t uint16_t uint32_t uint64_t union unpack unsigned using valid values var
+    virtual void volatile wait warp warpgroup while width within x xor y z
 """
 RESERVED = frozenset(_WORDS.split())
 #: what the emitter appends to a tile's name

@@ -82,7 +82,7 @@ class KernelPlan:
     sm: int
     warps: int
     blocks_per_sm: int
-    rows: int  #: query rows of a block
+    rows: int  #: rows of a block: queries, or queries of several heads
     buffers: tuple[Buffer, ...]
     fragments: tuple[tuple[str, Fragment], ...]
     row_vectors: tuple[str, ...]
@@ -102,11 +102,17 @@ class KernelPlan:
     epilogue_smem: bool
     q_overlaps: bool  #: the row tile shares bytes with the loop's tiles
     lines: tuple[str, ...] = field(default=())
+    pack_heads: int = 1  #: query heads of one KV head that are neighbouring rows
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
         return self.warps * WARP
+
+    @property
+    def queries(self) -> int:
+        """Queries that a block's rows span."""
+        return self.rows // self.pack_heads
 
     def buffer(self, name: str) -> Buffer | None:
         """Return the shared buffer of `name`, or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codegen.cute.expressions import cxx
 from codegen.cute.layout import Fragment, SharedLayout
+from codegen.cute.packing import row_head
 from codegen.cute.plan import KernelPlan, LoopPlan, swizzle_for
 from codegen.cute.structure import number
 from codegen.cute.target import Target
@@ -28,9 +29,15 @@ def tensor_of(plan: KernelPlan, stmt: ast.Copy) -> ast.Tensor:
     return tensor
 
 
-def element_row(rows_per_warp: int, first: str) -> str:
-    """C++ for the row of a lane's element (m, r) in a tile that starts at row `first`."""
-    return f"{first} + warp * {rows_per_warp} + m * 16 + r * 8 + lane / 4"
+def element_row(rows_per_warp: int, first: str = "", pack: int = 1) -> str:
+    """C++ for the query of a lane's element (m, r) in a tile that starts at query `first`.
+
+    Each query is `pack` rows of the tile, of as many heads; without `first`, that row of the tile.
+    """
+    row = f"warp * {rows_per_warp} + m * 16 + r * 8 + lane / 4"
+    if pack > 1:
+        row = f"({row}) / {pack}"
+    return f"{first} + {row}" if first else row
 
 
 class RegisterCopies:
@@ -72,7 +79,7 @@ class RegisterCopies:
             return
         bound = "" if isinstance(tensor.columns, int) else f" && column < {tensor.columns}"
         with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
-            out.line(f"int const row = {element_row(fragment.rows_per_warp, index)};")
+            limit = self._declare_place(fragment, index, limit)
             with out.unrolled("n", fragment.n_atoms):
                 column = "n * 8 + (lane & 3) * 2"
                 at = self._address(stmt, tensor, "row", column)
@@ -84,6 +91,17 @@ class RegisterCopies:
                         out.line(f"*reinterpret_cast<float2*>({at}) = {{{low}, {high}}};")
                     else:
                         out.line(f"*reinterpret_cast<uint32_t*>({at}) = pack({low}, {high});")
+
+    def _declare_place(self, fragment: Fragment, index: str, limit: str) -> str:
+        """Declare a row's query and, of packed heads, its head; return what bounds the query."""
+        out, pack = self.out, self.plan.pack_heads
+        if pack == 1:
+            out.line(f"int const row = {element_row(fragment.rows_per_warp, index)};")
+            return limit
+        out.line(f"int const packed = {element_row(fragment.rows_per_warp)};")
+        out.line(f"int const row = row0 + packed / {pack};")
+        out.line(f"int const head = {row_head(pack, 'packed')};")
+        return f"{limit} && first_head + packed % {pack} < group"
 
     def _columns(self, stmt: ast.Copy, column: str) -> str:
         for coord in stmt.coords:

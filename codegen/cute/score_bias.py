@@ -5,6 +5,7 @@ from __future__ import annotations
 from codegen.cute.expressions import cxx
 from codegen.cute.layout import Fragment
 from codegen.cute.masks import tile_of
+from codegen.cute.packing import row_head
 from codegen.cute.plan import KernelPlan, LoopPlan
 from codegen.cute.register_copies import element_row, fragment_of
 from codegen.cute.structure import mask_kind
@@ -21,21 +22,29 @@ def add_bias(plan: KernelPlan, out: Writer, stmt: ast.Custom, loop: LoopPlan) ->
     first = f"{tile} * {loop.columns} + (lane & 3) * 2"
     argument = stmt.args[0].args[0]
     if mask_kind(stmt) == "alibi":
-        _add_alibi(out, stmt.name, fragment, first, cxx(argument, {}))
+        _add_alibi(out, stmt.name, fragment, first, cxx(argument, {}), plan.pack_heads)
     elif isinstance(argument, ast.Name) and (tensor := plan.kernel.tensor(argument.id)) is not None:
         _add_tensor(out, stmt.name, fragment, first, tensor)
     else:
         raise PlanError(f"the bias {argument!r} is not a tensor in global memory")
 
 
-def _add_alibi(out: Writer, scores: str, fragment: Fragment, first: str, exponent: str) -> None:
+def _add_alibi(
+    out: Writer, scores: str, fragment: Fragment, first: str, exponent: str, pack: int
+) -> None:
+    slope = (
+        f"float const alibi_slope = exp2_approx(-float({exponent}) * float(head + 1) / "
+        f"float(heads));"
+    )
     with out.block(""):
-        out.line(
-            f"float const alibi_slope = exp2_approx(-float({exponent}) * float(head + 1) / "
-            f"float(heads));"
-        )
+        if pack == 1:
+            out.line(slope)
         with out.unrolled("m", fragment.m_atoms), out.unrolled("r", 2):
-            out.line(f"int const row = {element_row(fragment.rows_per_warp, 'row0')};")
+            out.line(f"int const row = {element_row(fragment.rows_per_warp, 'row0', pack)};")
+            if pack > 1:
+                head = row_head(pack, element_row(fragment.rows_per_warp))
+                out.line(f"int const head = {head};")
+                out.line(slope)
             out.line(f"int const at = row + diagonal - ({first});")
             with out.unrolled("n", fragment.n_atoms), out.unrolled("c", 2):
                 out.line(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from codegen.cute import cluster
 from codegen.cute.masks import tile_of
+from codegen.cute.packing import declare_planes
 from codegen.cute.sm90_consumer import Consumer
 from codegen.cute.sm90_plan import Ring, Sm90Plan
 from codegen.cute.sm90_writer import Sm90Writer
@@ -23,7 +24,7 @@ from codegen.tl import ast
 
 STEP = 16
 #: choices that change nothing of the text; programs made before there was one have it too
-UNSTATED = (("cluster", 1), ("swizzle", 128))
+UNSTATED = (("cluster", 1), ("swizzle", 128), ("pack_heads", 1))
 
 BARRIERS_PRELUDE = """
 struct alignas(64) TensorMap { char bytes[128]; };
@@ -156,8 +157,8 @@ class _Emitter(Sm90Writer):
                 out.line(f"int const cluster_rank = blockIdx.x % {plan.cluster};")
             else:
                 out.line("__syncthreads();")
-            out.line(f"int const row_blocks = ceil_div(M, {plan.cluster * plan.base.rows});")
-            out.line("int const planes = heads * batch, tiles = row_blocks * planes;")
+            out.line(f"int const row_blocks = ceil_div(M, {plan.cluster * plan.base.queries});")
+            declare_planes(plan.base, out)
             self.statements.declare_diagonal()
             with out.block("if (warpgroup == 0)"):
                 self._producer()
@@ -180,11 +181,12 @@ class _Emitter(Sm90Writer):
 
     def _producer_tile(self) -> None:
         out, plan, var = self.out, self.plan, self.var
-        out.line("int const kv_head = head / group;")
+        if plan.base.pack_heads == 1:
+            out.line("int const kv_head = head / group;")
         for stmt in plan.base.kernel.body:
             if isinstance(stmt, ast.Copy) and stmt.dst is ast.Memory.SHARED:
                 comment(out, stmt)
-                self._load(plan.ring(stmt.name), "row0", "head")
+                self._load(plan.ring(stmt.name), self.row_coordinates("row0"))
         copies = [s for s in plan.loop.body if isinstance(s, ast.Copy)]
         tile = tile_of(plan.loop.masks, var, var)
         before = tile_of(plan.loop.masks, var, f"({var} - 1)")
@@ -194,7 +196,7 @@ class _Emitter(Sm90Writer):
                 for stmt in copies:
                     comment(out, stmt)
                     ring = plan.ring(stmt.name)
-                    self._load(ring, f"{tile} * {ring.rows}", "kv_head")
+                    self._load(ring, (f"{tile} * {ring.rows}", "kv_head", "batch"))
             return
         k_copy, v_copy = (next(s for s in copies if s.name == r.name) for r in (self.k, self.v))
         out.line("// in the order of use: the next tile's scores come before this tile's product")
@@ -202,23 +204,23 @@ class _Emitter(Sm90Writer):
         with out.block(f"for (int {var} = {var}_lo; {var} <= {var}_hi; ++{var})"):
             with out.block(f"if ({var} < {var}_hi)"):
                 comment(out, k_copy)
-                self._load(self.k, f"{tile} * {self.k.rows}", "kv_head")
+                self._load(self.k, (f"{tile} * {self.k.rows}", "kv_head", "batch"))
             with out.block(f"if ({var} > {var}_lo)"):
                 comment(out, v_copy)
-                self._load(self.v, f"{before} * {self.v.rows}", "kv_head")
+                self._load(self.v, (f"{before} * {self.v.rows}", "kv_head", "batch"))
 
-    def _load(self, ring: Ring, row: str, head: str) -> None:
-        """Wait for a free slot and start TMA into it, panel by panel."""
+    def _load(self, ring: Ring, place: tuple[str, ...]) -> None:
+        """Wait for a free slot and start TMA into it, panel by panel, from a place in the map."""
         out, name = self.out, ring.name
         with out.block(""):
             out.line(f"uint32_t const slot = {name}_count % {ring.stages};")
             out.line(f"wait({ring.empty} + slot, ({name}_count / {ring.stages} & 1) ^ 1);")
             out.line(f"expect({ring.barrier} + slot, {ring.stage_bytes});")
-            atom, to, part = "SM90_TMA_LOAD_4D", "", ""
+            atom, to, part = f"SM90_TMA_LOAD_{len(place) + 1}D", "", ""
             if ring.loaders > 1:
                 atom, to = "SM90_TMA_LOAD_MULTICAST_4D", f" {cluster.everyone(ring.loaders)},"
                 part = f" + cluster_rank * {ring.box_rows * ring.panel.row_bytes}"
-                row = f"{row} + cluster_rank * {ring.box_rows}"
+                place = (f"{place[0]} + cluster_rank * {ring.box_rows}", *place[1:])
             with out.unrolled("panel", ring.panels):
                 hint = "kEvictFirst" if ring.per_tile else "kEvictLast"
                 out.line(f"{atom}::copy(&map{name}, barrier_at({ring.barrier} + slot),{to} {hint},")
@@ -226,5 +228,5 @@ class _Emitter(Sm90Writer):
                     f"    smem + {ring.offset} + slot * {ring.stage_bytes} + "
                     f"panel * {ring.panel_bytes}{part},"
                 )
-                out.line(f"    panel * {ring.panel.columns}, {row}, {head}, batch);")
+                out.line(f"    panel * {ring.panel.columns}, {', '.join(place)});")
             out.line(f"++{name}_count;")

@@ -43,13 +43,13 @@ class Consumer(Sm90Writer):
 
     def _tile(self) -> None:
         out, plan, var = self.out, self.plan, self.var
-        out.line(f"int const own_row0 = row0 + consumer * {WARPGROUP_ROWS};")
+        out.line(f"int const own_row0 = row0 + consumer * {plan.own_queries};")
         own = plan.skip and bool(plan.loop.masks)
         if own:
-            self.statements.loop_bounds(plan.loop, "own_row0", WARPGROUP_ROWS, "_own")
+            self.statements.loop_bounds(plan.loop, "own_row0", plan.own_queries, "_own")
         elif plan.loop.masks:
             # the masks' edge is the warpgroup's own even where the loop's end is the block's
-            self.statements.loop_bounds(plan.loop, "own_row0", WARPGROUP_ROWS, "_own")
+            self.statements.loop_bounds(plan.loop, "own_row0", plan.own_queries, "_own")
         hi = f"{var}_hi_own" if own else f"{var}_hi"
         self.statements.declare()
         for stmt in plan.before:
@@ -285,7 +285,7 @@ class Consumer(Sm90Writer):
         for mask in loop.masks:
             if mask.at == at:
                 stated = self.statements.is_mask(loop.body[at], mask)
-                own = ("own_row0", WARPGROUP_ROWS, "_own")
+                own = ("own_row0", self.plan.own_queries, "_own")
                 stmt = loop.body[at] if stated else None
                 self.statements.mask(loop, mask, stmt, always=False, own=own)
 
@@ -340,11 +340,12 @@ class Consumer(Sm90Writer):
         out.line(f"named_sync({OUT_BARRIER} + consumer, 128);")
         with out.block("if (leader && own_row0 < M)"):
             with out.unrolled("panel", panel.count(fragment.columns)):
+                place = self.row_coordinates("own_row0")
                 out.line(
-                    f"SM90_TMA_STORE_4D::copy(&map{tensor}, smem + out_at + "
+                    f"SM90_TMA_STORE_{len(place) + 1}D::copy(&map{tensor}, smem + out_at + "
                     f"panel * {plan.out_panel_bytes},"
                 )
-                out.line(f"    panel * {panel.columns}, own_row0, head, batch);")
+                out.line(f"    panel * {panel.columns}, {', '.join(place)});")
             out.line("tma_store_arrive();")
         if plan.out_in_rows:
             with out.block("if (leader)"):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codegen.cute.packing import check_pack, grid_of
 from codegen.cute.panel import CORE_ROWS, Panel
 from codegen.cute.plan import KernelPlan, LoopPlan, loop_plan, register_tiles, softmax_plans
 from codegen.cute.protocol import check_protocol
 from codegen.cute.structure import bias_names, block_rows, loads, number, stores, used_scalars
 from codegen.errors import PlanError
-from codegen.kernel import Arg, ArgKind, GridAxis
+from codegen.kernel import Arg, ArgKind
 from codegen.tl import ast
 from space.gpu import GpuSpec
 from space.hopper import (
@@ -112,6 +113,11 @@ class Sm90Plan:
         return self.barrier_offset + (self.tile_barrier + TILE_BARRIERS) * BARRIER_BYTES
 
     @property
+    def own_queries(self) -> int:
+        """Queries that a warpgroup's rows span."""
+        return WARPGROUP_ROWS // self.base.pack_heads
+
+    @property
     def threads(self) -> int:
         """Threads of a block: one producer warpgroup and the consumers."""
         return 128 * (self.consumers + 1)
@@ -139,6 +145,8 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         raise PlanError(
             f"BM={rows} is not {WARPGROUP_ROWS} rows for each of {consumers} consumer warpgroups"
         )
+    pack = program.param("pack_heads", 1)
+    check_pack(kernel, pack)
     loop = loop_plan(program, kernel, loops[0], stages=1)
     if not loop.key_tiles:
         raise PlanError("the Hopper back end lowers loops over key tiles")
@@ -191,7 +199,7 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         program=program,
         scalars=used_scalars(program, kernel),
         smem_bytes=smem,
-        grid=(GridAxis("M", rows * cluster), GridAxis("heads", 1), GridAxis("batch", 1)),
+        grid=grid_of(rows // pack * cluster, pack),
         args=_args(program, kernel, rings, direct),
         head_group=program.param("head_group", 0),
         longest_first=bool(program.param("causal_longest_first", 0)),
@@ -199,6 +207,7 @@ def plan_sm90(program: ast.Program, kernel: ast.Kernel, problem: Problem, gpu: G
         p_offset=0,
         epilogue_smem=True,
         q_overlaps=False,
+        pack_heads=pack,
     )
     return Sm90Plan(
         base=base,
@@ -299,7 +308,8 @@ def _args(
             args += [Arg(ArgKind.STRIDE, f"{t.name}.{axis}") for axis in ("b", "s", "h")]
             continue
         rows = boxes.get(t.name, WARPGROUP_ROWS)
-        args.append(Arg(ArgKind.TENSOR_MAP, t.name, (columns, rows)))
+        pack = program.param("pack_heads", 1) if t.rows is ast.Rows.QUERY else 1
+        args.append(Arg(ArgKind.TENSOR_MAP, t.name, (columns, rows // pack), pack))
     args += [Arg(ArgKind.INT, n) for n in ("M", "N", "heads", "group", "batch")]
     if program.param("persistent", 1) == 2:
         args.append(Arg(ArgKind.TICKETS, "tickets"))

@@ -35,13 +35,13 @@ class Sm90Writer:
         with out.block("while (tile < tiles)"):
             tile_position(plan.base, out, "tile", cluster)
             if cluster > 1:
-                rows = plan.base.rows
+                rows = plan.base.queries
                 out.line("// all blocks of a cluster walk the keys that any of them sees")
                 out.line(f"int const cluster_row0 = first_block * {rows};")
                 out.line(f"int const row0 = block_idx * {rows};")
                 self.statements.loop_bounds(plan.loop, "cluster_row0", cluster * rows)
             else:
-                out.line(f"int const row0 = block_idx * {plan.base.rows};")
+                out.line(f"int const row0 = block_idx * {plan.base.queries};")
                 self.statements.loop_bounds(plan.loop)
             body()
             if plan.scheduler == 2:
@@ -49,6 +49,12 @@ class Sm90Writer:
             else:
                 step = "tiles" if plan.scheduler == 0 else f"gridDim.x{clusters}"
                 out.line(f"tile += {step};")
+
+    def row_coordinates(self, row: str) -> tuple[str, ...]:
+        """C++ for where rows from query `row` on lie in the map of Q or O, behind the column."""
+        if self.plan.base.pack_heads == 1:
+            return row, "head", "batch"
+        return "first_head", row, "kv_head", "batch"
 
     def draw_tile(self) -> None:
         """The producer draws the next tile's number and publishes it to the consumers."""

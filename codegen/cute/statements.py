@@ -123,7 +123,7 @@ class Statements:
         They hold for `rows` rows from `row0` on (the whole block unless said); `suffix` ends their
         names.
         """
-        out, var, rows = self.out, loop.var, rows or self.plan.rows
+        out, var, rows = self.out, loop.var, rows or self.plan.queries
         if not loop.key_tiles:
             out.line(f"int const {var}_lo{suffix} = {cxx(loop.lo, self.environment, bound=True)};")
             out.line(f"int const {var}_hi{suffix} = {cxx(loop.hi, self.environment, bound=True)};")
@@ -198,7 +198,7 @@ class Statements:
         if stmt is not None:
             comment(out, stmt)
         out.line(f"// keys of tile {var} that a row must not see")
-        row0, rows, suffix = own or ("row0", self.plan.rows, "")
+        row0, rows, suffix = own or ("row0", self.plan.queries, "")
         tile = tile_of(loop.masks, var, var)
         touched = f"{tile} >= {var}_full{suffix}"
         if mask.window:
@@ -210,7 +210,8 @@ class Statements:
             out.unrolled("m", fragment.m_atoms),
             out.unrolled("r", 2),
         ):
-            out.line(f"int const row = {element_row(fragment.rows_per_warp, 'row0')};")
+            row = element_row(fragment.rows_per_warp, "row0", self.plan.pack_heads)
+            out.line(f"int const row = {row};")
             first = f"{tile} * {loop.columns} + (lane & 3) * 2"
             out.line(f"int const last = {last_key(mask, 'row', 'N - 1')} - ({first});")
             test = "n * 8 + c > last"

@@ -14,14 +14,15 @@ class Arg(NamedTuple):
     """One kernel argument: how it is packed and what it is.
 
     The kinds are pointer, stride, int, float, tensor_map (a TMA descriptor, whose copies move a
-    `box` of columns and rows), tickets (a pointer to an int32 that is 0 between launches),
-    key_counts (a pointer to each sequence's keys, or null), pages (a pointer to a block table) and
-    page_stride (from one sequence's row of that table to the next).
+    `box` of columns and rows, of `pack` query heads of one KV head), tickets (a pointer to an int32
+    that is 0 between launches), key_counts (a pointer to each sequence's keys, or null), pages (a
+    pointer to a block table) and page_stride (from one sequence's row of that table to the next).
     """
 
     kind: str
     name: str
     box: tuple[int, int] = (0, 0)
+    pack: int = 1
 
 
 class Axis(NamedTuple):
@@ -82,6 +83,8 @@ class ArgLike(Protocol):
     def name(self) -> str: ...
     @property
     def box(self) -> tuple[int, int]: ...
+    @property
+    def pack(self) -> int: ...
 
 
 class LaunchLike(Protocol):

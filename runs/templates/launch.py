@@ -196,16 +196,21 @@ class Call:
             if code := self._encoder.move(target, addresses[name]):
                 raise LaunchError(f"{self.launch_info.entry}: TMA refuses {name} (CUresult {code})")
 
-    def describe(self, tensors: Mapping[str, TensorLike]) -> None:
+    def describe(self, tensors: Mapping[str, TensorLike], lengths: Mapping[str, int]) -> None:
         """Write the TMA descriptors. Raises LaunchError naming the tensor that has none."""
-        boxes = {arg.name: arg.box for arg in self.launch_info.args if arg.kind == "tensor_map"}
+        info = self.launch_info
+        maps = {arg.name: arg for arg in info.args if arg.kind == "tensor_map"}
         for target, name in self._maps:
             assert self._encoder is not None
-            tensor, box = _named(tensors, name, "tensor", self.launch_info), boxes[name]
+            tensor = _named(tensors, name, "tensor", info)
+            box, pack = maps[name].box, maps[name].pack
+            group = _named(lengths, "group", "length", info) if pack > 1 else 1
             shape, strides = tuple(tensor.shape), tensor.stride()
-            if code := self._encoder.encode(target, tensor.data_ptr(), shape, strides, box):
+            address = tensor.data_ptr()
+            code = self._encoder.encode(target, address, shape, strides, box, pack, group)
+            if code:
                 raise LaunchError(
-                    f"{self.launch_info.entry}: TMA cannot describe {name} of shape {shape}, "
+                    f"{info.entry}: TMA cannot describe {name} of shape {shape}, "
                     f"strides {strides}, box {box} (CUresult {code})"
                 )
 
@@ -272,7 +277,7 @@ def pack(
             call.slots[i] = _named(tensors, arg.name, "tensor", launch).data_ptr()
         elif arg.kind != "tensor_map":
             call.slots[i] = _packed(arg, launch, tensors, lengths, scalars)
-    call.describe(tensors)
+    call.describe(tensors, lengths)
     return call
 
 

@@ -286,13 +286,18 @@ def _launch(body: dict[str, Any]) -> launch.Launch:
         _get(body, "threads", int, 1, 1024),
         _get(body, "smem_bytes", int, 0, 1 << 20),
         tuple(launch.Axis(_word(x, "length", _LENGTH), _get(x, "tile", int, 1)) for x in grid),
-        tuple(launch.Arg(_word(x, "kind", _NAME), _word(x, "name", _ARG), _box(x)) for x in args),
+        tuple(_argument(x) for x in args),
         _get(body, "persistent", int, 0, 64),
         # exports from before there were these lack them
         _get({"if_split": False} | body, "if_split", bool),
         _get({"dependent": False} | body, "dependent", bool),
         _get({"cluster": 1} | body, "cluster", int, 1, 8),
     )
+
+
+def _argument(body: dict[str, Any]) -> launch.Arg:
+    pack = _get({"pack": 1} | body, "pack", int, 1, 64)  # not written where it is 1
+    return launch.Arg(_word(body, "kind", _NAME), _word(body, "name", _ARG), _box(body), pack)
 
 
 def _box(argument: dict[str, Any]) -> tuple[int, int]:

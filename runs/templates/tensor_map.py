@@ -35,23 +35,33 @@ class Encoder:
         sizes: Sequence[int],
         strides: Sequence[int],
         box: tuple[int, int],
+        pack: int = 1,
+        group: int = 1,
     ) -> int:
         """Write the descriptor of a tensor to address `target`; returns the driver's code.
 
         `sizes` are batch, rows, heads, columns; `strides` of the first three, in elements; `box`
         the columns and rows of one copy, swizzled by the bytes of its columns: 128, 64 or 32.
+
+        With `pack` above 1 a copy also moves so many neighbours of the `group` heads that share a
+        KV head, those of each row before the next row's: the map is of (columns, group, rows, KV
+        heads, batch), so that no copy reaches into another group.
         """
         b, s, h, columns = sizes
+        # (length, elements from one to the next, length in the box) of the axes behind the columns
+        axes = [(s, strides[1], box[1]), (h, strides[2], 1), (b, strides[0], 1)]
+        if pack > 1:
+            axes[1] = (h // group, strides[2] * group, 1)
+            axes.insert(0, (group, strides[2], pack))
+        rank = len(axes) + 1
         # an axis of no length is described as one: a kernel has no tile to read of it
-        extents = (ctypes.c_uint64 * 4)(*(max(n, 1) for n in (columns, s, h, b)))
-        steps = (ctypes.c_uint64 * 3)(
-            *(_step(n, strides[axis]) for n, axis in ((s, 1), (h, 2), (b, 0)))
-        )
-        boxes = (ctypes.c_uint32 * 4)(*box, 1, 1)
-        ones = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
+        extents = (ctypes.c_uint64 * rank)(max(columns, 1), *(max(n, 1) for n, _, _ in axes))
+        steps = (ctypes.c_uint64 * (rank - 1))(*(_step(n, stride) for n, stride, _ in axes))
+        boxes = (ctypes.c_uint32 * rank)(box[0], *(n for _, _, n in axes))
+        ones = (ctypes.c_uint32 * rank)(*(1 for _ in range(rank)))
         return int(
             self._library.cuTensorMapEncodeTiled(
-                ctypes.c_void_p(target), _UINT16, 4, ctypes.c_void_p(address), extents, steps,
+                ctypes.c_void_p(target), _UINT16, rank, ctypes.c_void_p(address), extents, steps,
                 boxes, ones, _NO_INTERLEAVE, _SWIZZLES.get(box[0], _NO_SWIZZLE), _L2_128B,
                 _ZERO_FILL,
             )

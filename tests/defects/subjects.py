@@ -62,7 +62,7 @@ def _hopper(causal: bool, fast: bool) -> Subject:
         "out_buffer": 1, "overlap": int(fast), "pingpong": int(fast),
         "rescale_threshold": 8 * fast, "integer_max": int(fast), "persistent": int(fast),
         "head_group": 0 if fast else 1, "skip": 0, "causal_longest_first": int(causal),
-        "swizzle": 128, "cluster": 1,
+        "swizzle": 128, "cluster": 1, "pack_heads": 1,
     }  # fmt: skip
     return Subject(Backend.WGMMA, causal, tuple(point.items()))
 

@@ -22,7 +22,8 @@ class FakeLibrary:
     def cuTensorMapEncodeTiled(self, target, kind, rank, address, extents, steps, box, ones, *rest):
         assert target.value % 64 == 0
         interleave, swizzle, *rest = rest
-        assert (kind, rank, list(ones), interleave, rest) == (1, 4, [1, 1, 1, 1], 0, [2, 0])
+        assert (kind, list(ones), interleave, rest) == (1, [1] * rank, 0, [2, 0])
+        assert [len(x) for x in (extents, steps, box)] == [rank, rank - 1, rank]
         ctypes.c_uint64.from_address(target.value).value = address.value
         self.encoded.append({"extents": list(extents), "steps": list(steps), "box": list(box)})
         self.swizzles.append(swizzle)
@@ -64,6 +65,29 @@ def test_descriptors_say_how_a_tensor_lies() -> None:
         {"extents": [128, 100, 1, 1], "steps": [512, 16, 16], "box": [64, 80, 1, 1]},
     ]
     assert library.swizzles == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group_and_heads", "steps"),
+    [(2, (4, 2), [256, 2048, 1024]), (8, (1, 8), [16, 2048, 256]), (1, (8, 1), [256, 2048, 16])],
+)
+def test_a_box_of_packed_heads_stays_in_its_group(
+    kv_heads: int, group_and_heads: tuple[int, int], steps: list[int]
+) -> None:
+    """Axes are columns, group, rows, KV heads and batch: past a group the box reads zeros."""
+    library = FakeLibrary()
+    arg = launch.Arg("tensor_map", "Q", (64, 32), 4)
+    packed = HOPPER._replace(args=(arg,))
+    lengths = launch.problem_lengths(2, 8, kv_heads, 65, 100)
+    launch.pack(packed, HOPPER_TENSORS, lengths, {}, 10, tensor_map.Encoder(library))
+    group, groups = group_and_heads
+    assert library.encoded == [
+        {
+            "extents": [128, group, 65, groups, 2], "steps": [*steps, 133120],
+            "box": [64, 4, 32, 1, 1],
+        },
+    ]  # fmt: skip
+    assert library.swizzles == [3]
 
 
 @pytest.mark.parametrize("columns,swizzle", [(64, 3), (32, 2), (16, 1)])

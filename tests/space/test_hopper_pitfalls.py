@@ -14,7 +14,7 @@ HUNG = {
     "BM": 128, "BN": 64, "consumer_warpgroups": 2, "stages": 1, "q_stages": 1, "out_buffer": 1,
     "q_in_registers": 0, "exp2_fma": 0, "overlap": 1, "pingpong": 1, "rescale_threshold": 8,
     "late_wait": 1, "integer_max": 1, "persistent": 2, "head_group": 32, "skip": 1,
-    "causal_longest_first": 1, "swizzle": 128, "cluster": 1,
+    "causal_longest_first": 1, "swizzle": 128, "cluster": 1, "pack_heads": 1,
 }  # fmt: skip
 LOST_Q = {
     **HUNG, "stages": 3, "q_stages": 2, "q_in_registers": 1, "overlap": 0, "late_wait": 0,

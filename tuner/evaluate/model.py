@@ -27,7 +27,14 @@ from space.params import Point
 from space.tiles import MMA_M, WARP, row_pitch_bytes
 from space.variant import Phase, Problem, Shape
 from tuner.evaluate import decode_model
-from tuner.evaluate.waves import dram_bytes, finish_us, key_tiles, launch_order
+from tuner.evaluate.waves import (
+    block_queries,
+    dram_bytes,
+    finish_us,
+    head_packs,
+    key_tiles,
+    launch_order,
+)
 
 SMEM_BYTES_PER_CLOCK = 128  #: what one SM reads from or writes to shared memory
 CHUNK_BYTES = 16
@@ -150,7 +157,8 @@ def predict_us(
             resident_blocks(candidate, gpu), not is_hopper(candidate.point),
         )  # fmt: skip
     fit = fit or coefficients(candidate.point)
-    blocks = shape.batch * shape.heads * -(-shape.seqlen_q // candidate.point["BM"])
+    planes = shape.batch * shape.kv_heads * head_packs(shape, candidate.point)
+    blocks = planes * -(-shape.seqlen_q // block_queries(candidate.point))
     resident = min(resident_blocks(candidate, gpu), -(-blocks // gpu.num_sms))
     compute = _waves_us(candidate, shape, gpu, fit, resident)
     running = min(blocks, resident * gpu.num_sms)
@@ -193,8 +201,8 @@ def _waves_us(
 ) -> float:
     """Time of all blocks on all SMs, from the longest tiles to the last partial wave."""
     point = candidate.point
-    tiles = key_tiles(shape, point["BM"], point["BN"])
-    planes = shape.heads * shape.batch
+    tiles = key_tiles(shape, block_queries(point), point["BN"])
+    planes = shape.batch * shape.kv_heads * head_packs(shape, point)
     step = _step_us(candidate, resident, gpu, fit)
     around = _around_us(candidate, gpu, fit, step)
     if shape.causal:
@@ -228,12 +236,13 @@ def _around_us(candidate: Candidate, gpu: GpuSpec, fit: Coefficients, step: floa
     if not point["persistent"]:
         us += BLOCK_START_US
     if problem.causal:
-        masked = -(-bm // bn) * bm * bn * ALU_PER_MASK
+        masked = -(-block_queries(point) // bn) * bm * bn * ALU_PER_MASK
         us += masked / (FP32_LANES.get(gpu.sm, 128) * gpu.clock_ghz * 1e3)
         if point["pingpong"]:
             us += fit.turn_us * max(warpgroups - 2, 0)
         if point["skip"]:
-            hidden = (warpgroups - 1) / 2 * WARPGROUP_ROWS / bn  # steps, the mean warpgroup's
+            own = WARPGROUP_ROWS / point.get("pack_heads", 1)
+            hidden = (warpgroups - 1) / 2 * own / bn  # steps, the mean warpgroup's
             us -= SKIP_SAVES * hidden * step
     return max(us, 0.0)
 
@@ -319,8 +328,10 @@ def _l2_bytes(candidate: Candidate, shape: Shape) -> int:
 
     Blocks of a cluster ask for each tile of K and V once.
     """
-    bm, bn = candidate.point["BM"], candidate.point["BN"]
+    point = candidate.point
+    bm, bn = point["BM"], point["BN"]
     width = (shape.head_dim + shape.head_dim_v) * candidate.problem.dtype.bytes
-    tiles = key_tiles(shape, bm, bn)
-    keys = sum(tiles) * bn // candidate.point.get("cluster", 1)
-    return shape.batch * shape.heads * width * (len(tiles) * bm + keys)
+    tiles = key_tiles(shape, block_queries(point), bn)
+    keys = sum(tiles) * bn // point.get("cluster", 1)
+    planes = shape.batch * shape.kv_heads * head_packs(shape, point)
+    return planes * width * (len(tiles) * bm + keys)

@@ -160,7 +160,7 @@ HOPPER: dict[int, tuple[Row, ...]] = {
 }
 #: Rows of packed heads, behind the first one where query heads share KV heads.
 HOPPER_PACKED: dict[int, tuple[Row, ...]] = {
-    64: (_hopper(256, 64, 2, pingpong=1, q_stages=2, late_wait=1, pack_heads=4),),
+    64: (_hopper(256, 64, 3, pingpong=1, q_stages=2, pack_heads=4),),
     128: (
         _hopper(192, 80, 2, pingpong=1, q_stages=2, late_wait=1, pack_heads=4),
         _hopper(192, 80, 2, pingpong=1, q_stages=2, late_wait=1, pack_heads=8),
@@ -194,7 +194,8 @@ def _for_causal(row: Row) -> Row:
     if "overlap" not in row:
         return {**row, "head_group": 0}
     heads = row["head_group"] if row["head_group"] > 1 else 16
-    return {**row, "persistent": 2, "head_group": heads, "skip": int(row["BM"] > 128)}
+    queries = row["BM"] // row.get("pack_heads", 1)
+    return {**row, "persistent": 2, "head_group": heads, "skip": int(queries > 128)}
 
 
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:

@@ -30,6 +30,8 @@ def check_pack(kernel: ast.Kernel, pack: int) -> None:
 
 def _asks_where(stmt: ast.Stmt) -> bool:
     """Whether a statement computes with the number of its row block; copies only go there."""
+    if isinstance(stmt, ast.Arith):
+        return "block_idx" in (stmt.a, stmt.b)
     asked: tuple[ast.Expr, ...] = ()
     if isinstance(stmt, ast.If):
         asked = (stmt.condition,)

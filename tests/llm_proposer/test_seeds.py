@@ -56,6 +56,16 @@ def test_causal_seeds_start_the_longest_blocks_over_several_heads() -> None:
         assert first["head_group"] == (16 if causal else 1)
 
 
+@pytest.mark.parametrize("dims", [64, 128])
+def test_seeds_pack_heads_where_heads_share_behind_the_known_good_one(dims: int) -> None:
+    gpu = GPUS["h200"]
+    wide = {8} if dims == 128 else set()
+    for variant, packs in (("mha", {1}), ("gqa", {1, 4}), ("mqa", {1, 4} | wide)):
+        p = Problem(variant, DType.BF16, dims, dims, True)
+        found = [s["pack_heads"] for s in seeds(p, gpu, space_for(p, gpu))]
+        assert set(found) == packs and found[:2] == ([1, 1] if packs == {1} else [1, 4])
+
+
 PUBLISHED = Path(__file__).parents[2] / "runs/published"
 RUNS = [p.parent for p in PUBLISHED.glob("*/spec.json")]
 FIRST_WITHIN = 0.85  #: of the best time on record, in the worst cell

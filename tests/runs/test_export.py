@@ -251,6 +251,7 @@ def test_shapes_of_the_run_without_a_kernel_are_left_out(tmp_path: Path) -> None
         (("kernels", "K", "launches", 0, "smem_bytes"), -1, "smem_bytes: -1 is out of range"),
         (("kernels", "K", "launches", 0, "grid"), None, "grid is not a list"),
         (("kernels", "K", "launches", 0, "args", 0, "box"), [1], r"box \[1\]"),
+        (("kernels", "K", "launches", 0, "args", 0, "pack"), 0, "pack: 0 is out of range"),
         (("kernels", "K", "launches", 0, "persistent"), -1, "persistent: -1 is out of range"),
         (("kernels", "K", "launches", 0, "cluster"), 0, "cluster: 0 is out of range"),
     ],
@@ -289,6 +290,26 @@ def test_a_cluster_is_exported_and_a_launch_that_says_none_is_of_single_blocks(
     (tmp_path / "out/manifest.json").write_text(json.dumps(sealed(manifest)))
     found = manifests.read(tmp_path / "out").kernels
     assert {k.launches[0].cluster for k in found.values()} == {1}
+
+
+def test_packed_heads_are_exported_and_an_argument_that_says_none_packs_none(
+    tmp_path: Path,
+) -> None:
+    store = make_run(tmp_path / "runs")
+    source, cubin = kernel("packed")
+    first, *others = source.launches[0].args
+    args = (dataclasses.replace(first, pack=4), *others)
+    launch = dataclasses.replace(source.launches[0], args=args)
+    with RunStore.open(store.path, write=True) as writer:
+        writer.put_kernel(dataclasses.replace(source, launches=(launch,)), cubin)
+        record = trial(2, measured(timing(FULL, 2.0)), cubin.key)
+        writer.append(of_kernel(record, source))
+    manifest = export(RunStore.open(store.path), tmp_path / "out")
+    found = manifests.read(tmp_path / "out").kernels
+    packs = [a.pack for k in found.values() for x in k.launches for a in x.args]
+    assert packs.count(4) == 1 and set(packs) == {1, 4}
+    said = [a for k in manifest["kernels"].values() for x in k["launches"] for a in x["args"]]
+    assert [a["pack"] for a in said if "pack" in a] == [4]
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:

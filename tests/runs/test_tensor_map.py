@@ -67,17 +67,28 @@ def test_descriptors_say_how_a_tensor_lies() -> None:
     assert library.swizzles == [3, 3]
 
 
-def test_a_box_of_packed_heads_stays_within_those_of_one_kv_head() -> None:
-    """8 heads in groups of 4, of which a copy moves 2: 128 of each row before the next row's."""
+@pytest.mark.parametrize(
+    ("kv_heads", "group_and_heads", "steps"),
+    [(2, (4, 2), [256, 2048, 1024]), (8, (1, 8), [16, 2048, 256]), (1, (8, 1), [256, 2048, 16])],
+)
+def test_a_box_of_packed_heads_stays_in_its_group(
+    kv_heads: int, group_and_heads: tuple[int, int], steps: list[int]
+) -> None:
+    """Axes are columns, group, rows, KV heads and batch: past a group the box reads zeros."""
     library = FakeLibrary()
-    packed = HOPPER._replace(args=(launch.Arg("tensor_map", "Q", (64, 32), 2),))
-    lengths = LENGTHS | {"group": 4}
+    arg = launch.Arg("tensor_map", "Q", (64, 32), 4)
+    packed = HOPPER._replace(args=(arg,))
+    lengths = launch.problem_lengths(2, 8, kv_heads, 65, 100)
     launch.pack(packed, HOPPER_TENSORS, lengths, {}, 10, tensor_map.Encoder(library))
+    group, groups = group_and_heads
     assert library.encoded == [
-        {"extents": [128, 4, 65, 2, 2], "steps": [256, 2048, 1024, 133120],
-         "box": [64, 2, 32, 1, 1]},
+        {
+            "extents": [128, group, 65, groups, 2], "steps": [*steps, 133120],
+            "box": [64, 4, 32, 1, 1],
+        },
     ]  # fmt: skip
-    without = {n: x for n, x in LENGTHS.items() if n != "group"}
+    assert library.swizzles == [3]
+    without = {n: x for n, x in lengths.items() if n != "group"}
     with pytest.raises(launch.LaunchError, match="forward needs length 'group'"):
         launch.pack(packed, HOPPER_TENSORS, without, {}, 10, tensor_map.Encoder(library))
 

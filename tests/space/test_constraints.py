@@ -187,6 +187,12 @@ def test_a_swizzle_that_changes_nothing_is_refused_by_name() -> None:
     )  # fmt: skip
 
 
+def test_heads_are_packed_where_variants_share_kv_heads() -> None:
+    for variant, choices in (("mha", (1,)), ("mla", (1,)), ("gqa", (1, 2, 4, 8))):
+        problem = Problem(variant, DType.FP16, 128, 128, True)
+        assert hopper_space(problem).param("pack_heads").choices == choices
+
+
 def test_a_cluster_takes_no_tickets() -> None:
     problem = Problem("mha", DType.FP16, 128, 128, True)
     point = hopper_point(problem).replace(cluster=2)

@@ -49,6 +49,13 @@ def test_never_below_the_floor_of_the_hardware(gpu: GpuSpec, causal: bool) -> No
             assert found > floor_us(s, problem.dtype, gpu)
 
 
+def test_packed_heads_shorten_the_diagonal_and_half_a_group_is_wasted() -> None:
+    problem = Problem("gqa", DType.BF16, 128, 128, True)
+    p, s = point(problem, "h200"), Shape(16, 32, 8, 1024, 1024, 128, 128, True)
+    alone, all_four, half = (us(p.replace(pack_heads=n), s, "h200", problem) for n in (1, 4, 8))
+    assert all_four < alone < half
+
+
 def test_times_are_called_predicted() -> None:
     timing = predict(Candidate.uncompiled(FULL, point()), shape(512), GPUS["a100"])
     assert timing.basis is Basis.PREDICTED

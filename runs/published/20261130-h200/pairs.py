@@ -2,11 +2,11 @@
 
     python runs/published/20261130-h200/pairs.py
 
-First table, from `dimensions.json` and `clusters.json`: pairs of kernels of one batch that differ
-in one dimension alone; the cell with the largest gain and the one with the largest loss. Second
-table, from the journals of the published runs: the best right trial with a choice against the best
-without it. The third does the same for the decode runs. Last, the best trials of the `mma_sync` run
-against FlashAttention-2 as the referee timed it.
+First table, from `dimensions.json`, `clusters.json` and `packing.json`: pairs of kernels of one
+batch that differ in one dimension alone; the cells with the largest gain and the largest loss.
+Second table, from the journals of the published runs: the best right trial with a choice against
+the best without it. The third does the same for the decode runs. Last, the best trials of the
+`mma_sync` run against FlashAttention-2 as the referee timed it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pairs() -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     rows = [
         row
-        for name in ("dimensions.json", "clusters.json")
+        for name in ("dimensions.json", "clusters.json", "packing.json")
         for row in json.loads((HERE / name).read_text())["measurements"]
         if row.get("error_ratio", 0.0) <= RIGHT  # clusters.json holds right kernels alone
     ]
@@ -51,7 +51,8 @@ def pairs() -> dict[str, list[Row]]:
         key = f"{name}: {low['parameters'].get(name, 0)} -> {high['parameters'].get(name, 0)}"
         for length in low["tflops"].keys() & high["tflops"].keys():
             x, y = low["tflops"][length], high["tflops"][length]
-            heads = "gqa " if str(a["batch"]).endswith("gqa") else ""
+            last = str(a["batch"]).split()[-1]
+            heads = f"{last} " if last in ("gqa", "mqa") else ""
             where = heads + cell(a["head_dim"], a["causal"], length)
             found.setdefault(key, []).append((y / x, where, x, y))
     return found

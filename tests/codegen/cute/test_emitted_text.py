@@ -48,8 +48,11 @@ GOLDENS = {
     "split_kv-sm80": ("split_kv", mha(64), "a100", {}),
     "forward-cluster-sm90": ("forward", mha(128, False, DType.BF16), "h200", {"cluster": 2}),
     "forward-d96-narrow-sm90": ("forward", mha(96, True, DType.BF16), "h200", {"swizzle": 64}),
+    "forward-packed-sm90": (
+        "forward", Problem("gqa", DType.BF16, 128, 128, True), "h200", {"pack_heads": 4},
+    ),
     "sigmoid-sm90": ("sigmoid", mha(64), "h200", {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -71,8 +74,9 @@ def test_same_program_same_bytes(gpu: str) -> None:
 def test_a_point_from_before_there_was_a_choice_gives_the_same_kernel() -> None:
     problem, text = mha(96), parse(sketches("mha", False)["forward"])
     point = seed(problem, "h200", Backend.AUTO)
-    assert (point["cluster"], point["swizzle"]) == (1, 128)
-    older = Point(tuple(i for i in point.items if i[0] not in ("cluster", "swizzle")))
+    later = {"cluster": 1, "swizzle": 128, "pack_heads": 1}
+    assert {name: point[name] for name in later} == later
+    older = Point(tuple(i for i in point.items if i[0] not in later))
     now, then = (translate(bind(text, problem, p), problem, GPUS["h200"]) for p in (point, older))
     assert now == then
 

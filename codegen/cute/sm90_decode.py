@@ -5,8 +5,9 @@ from __future__ import annotations
 from codegen.cute import sm90_decode_join as join
 from codegen.cute.panel import Panel
 from codegen.cute.sm90 import BARRIERS_PRELUDE, WAITS_PRELUDE
-from codegen.cute.sm90_decode_consumer import BARRIERS_MADE, ROWS_ISSUED, DecodeConsumer
+from codegen.cute.sm90_decode_consumer import DecodeConsumer
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
+from codegen.cute.sm90_decode_rows import BARRIERS_MADE, ROWS_ISSUED
 from codegen.cute.statements import comment
 from codegen.cute.target import COMMON_PRELUDE, LDMATRIX_PRELUDE, PACK, UNPACK
 from codegen.cute.wgmma import PRELUDE as WGMMA_PRELUDE

@@ -9,9 +9,10 @@ from __future__ import annotations
 from codegen.cute.masks import MaskPlan, last_key
 from codegen.cute.panel import Panel
 from codegen.cute.plan import LoopPlan
-from codegen.cute.pointwise import START_KERNEL_BEHIND, packed_row
+from codegen.cute.pointwise import START_KERNEL_BEHIND
 from codegen.cute.sm90_decode_join import ClusterJoin
 from codegen.cute.sm90_decode_plan import DecodePlan, Part
+from codegen.cute.sm90_decode_rows import STEPS, hold_rows, load_rows
 from codegen.cute.sm90_decode_store import OWN_BARRIER, STEP, ResultStore
 from codegen.cute.statements import comment
 from codegen.cute.wgmma import product_name
@@ -19,13 +20,12 @@ from codegen.cute.wgmma_statements import NoCopies, WgmmaStatements
 from codegen.cute.writer import Writer
 from codegen.errors import PlanError
 from codegen.tl import ast
-from space.decode import PANEL_COLUMNS, ROW_BYTES, panels
+from space.decode import ROW_BYTES
 from space.hopper import WARPGROUP_ROWS
 from space.tiles import CHUNK_BYTES
 
-STEPS = PANEL_COLUMNS // STEP  #: of a product in one panel
-#: named barriers of the exchange of P, and of what the loading warp and the others tell each other
-P_FULL, P_EMPTY, BARRIERS_MADE, ROWS_ISSUED = 3, 4, 5, 6
+#: named barriers of the exchange of P
+P_FULL, P_EMPTY = 3, 4
 
 
 class DecodeConsumer:
@@ -46,7 +46,7 @@ class DecodeConsumer:
             out.line(f"registers_up<{plan.consumer_registers}>();")
         out.line("int const tid = threadIdx.x % 128, lane = tid & 31, warp = tid >> 5;")
         out.line("bool const leader = tid == 0;  // arrives for its warpgroup")
-        self._rows()
+        load_rows(plan, out, self.queries)
         if plan.consumers == 1:
             self._owner()
         else:
@@ -58,40 +58,6 @@ class DecodeConsumer:
             self.join.write()
             if not plan.combine_early:
                 out.line(START_KERNEL_BEHIND)
-
-    def _rows(self) -> None:
-        """Packed rows of Q to shared memory; rows and columns past the end are zero."""
-        out, plan, q = self.out, self.plan, self.queries
-        stmt = next(s for s in plan.base.kernel.body if isinstance(s, ast.Copy) and s.name == q)
-        comment(out, stmt)
-        chunks, threads = panels(plan.head_dim) * 8, 128 * plan.consumers
-        lanes = threads // WARPGROUP_ROWS
-        with out.block(""):
-            out.line(f"int const r = threadIdx.x / {lanes}, lane_at = threadIdx.x % {lanes};")
-            out.line("int const row = row0 + r;")
-            out.line(
-                f"uint16_t const* const from = row < rows ? g{q} + "
-                f"{packed_row(q, 'row', 'sequence')} + lane_at * 8 : g{q};"
-            )
-            out.line(f"uint32_t const to = smem_at + r * {ROW_BYTES};")
-            with out.unrolled("j", chunks // lanes):
-                own = f" && j * {lanes} + lane_at < {plan.head_dim // 8}"
-                own = "" if plan.head_dim % PANEL_COLUMNS == 0 else own
-                at = (
-                    f"to + j / {8 // lanes} * {WARPGROUP_ROWS * ROW_BYTES} + "
-                    f"((j % {8 // lanes} * {lanes} + lane_at) ^ (r & 7)) * {CHUNK_BYTES}"
-                )
-                column = f"j * {lanes * 8}"
-                if plan.column_blocks > 1:
-                    panel, within = f"j / {8 // lanes}", f"j % {8 // lanes} * {lanes * 8}"
-                    out.line(f"int const panel = {panel};")
-                    column = f"{plan.panel_from('panel')} * {PANEL_COLUMNS} + {within}"
-                out.line(f"copy_chunk({at}, from + {column}, row < rows{own});")
-        out.line(f"named_arrive({ROWS_ISSUED}, {plan.threads});")
-        out.line('asm volatile("cp.async.wait_all;" ::: "memory");')
-        out.line("visible_to_async();")
-        out.line("// all rows are there, and the barriers")
-        out.line(f"named_sync({BARRIERS_MADE}, {plan.threads});")
 
     def _owner(self) -> None:
         out, plan, var = self.out, self.plan, self.var
@@ -105,7 +71,7 @@ class DecodeConsumer:
             if not isinstance(stmt, ast.Copy):
                 self.statements.emit(stmt, None)
         if plan.q_panels:
-            self._hold_rows()
+            hold_rows(plan, out, self.queries)
         fragment = plan.base.fragment(self.p)
         assert fragment is not None
         out.line(f"uint32_t {self.p}_a[1][{fragment.columns // STEP}][4];")
@@ -135,20 +101,6 @@ class DecodeConsumer:
                 self._accumulate(0, var, "multiplied")
                 self._let_go(0)
         self._finish(0)
-
-    def _hold_rows(self) -> None:
-        """Read the last panels of Q as A operands: the product reads less of shared memory."""
-        out, plan = self.out, self.plan
-        steps = -(-plan.head_dim // STEP) - plan.first_held * STEPS
-        out.line(f"uint32_t {self.queries}_r[{steps}][4];")
-        with out.block(""):
-            out.line(f"int const row = warp * {STEP} + (lane & 15);")
-            at = plan.first_held * WARPGROUP_ROWS * ROW_BYTES
-            out.line(f"uint32_t const rows_at = smem_at + {at} + row * {ROW_BYTES};")
-            with out.unrolled("k", steps):
-                chunk = Panel().swizzled("k % 4 * 2 + (lane >> 4)", "row")
-                panel = f"k / 4 * {WARPGROUP_ROWS * ROW_BYTES}"
-                out.line(f"ldsm({self.queries}_r[k], rows_at + {panel} + {chunk} * {CHUNK_BYTES});")
 
     def _scores(self) -> None:
         """Issue the product that gives the scores, part by part as they come."""

@@ -194,8 +194,7 @@ def _for_causal(row: Row) -> Row:
     if "overlap" not in row:
         return {**row, "head_group": 0}
     heads = row["head_group"] if row["head_group"] > 1 else 16
-    queries = row["BM"] // row.get("pack_heads", 1)
-    return {**row, "persistent": 2, "head_group": heads, "skip": int(queries > 128)}
+    return {**row, "persistent": 2, "head_group": heads, "skip": int(row["BM"] > 128)}
 
 
 def _rows(problem: Problem, gpu: GpuSpec, space: Space) -> tuple[Row, ...]:

@@ -5,8 +5,9 @@
 First table, from `dimensions.json`, `clusters.json` and `packing.json`: pairs of kernels of one
 batch that differ in one dimension alone; the cells with the largest gain and the largest loss.
 Second table, from the journals of the published runs: the best right trial with a choice against
-the best without it. The third does the same for the decode runs. Last, the best trials of the
-`mma_sync` run against FlashAttention-2 as the referee timed it.
+the best without it. The third does the same for the decode runs. Then kernels with packed
+heads against those without, and last the best trials of the `mma_sync` run against
+FlashAttention-2 as the referee timed it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,18 @@ def pairs() -> dict[str, list[Row]]:
     return found
 
 
+def packed() -> dict[str, tuple[float, float]]:
+    """Return TFLOP/s of the best kernel without and with packed heads, by cell of one batch."""
+    best: dict[str, list[float]] = {}
+    for row in json.loads((HERE / "packing.json").read_text())["measurements"]:
+        with_them = int(row["parameters"].get("pack_heads", 1) > 1)
+        for length, tflops in row["tflops"].items():
+            where = f"{row['batch']} {cell(row['head_dim'], row['causal'], length)}"
+            pair = best.setdefault(where, [0.0, 0.0])
+            pair[with_them] = max(pair[with_them], tflops)
+    return {where: (a, b) for where, (a, b) in best.items() if a and b}
+
+
 def with_and_without(name: str, value: int) -> list[Row]:
     """Return (ratio, cell, us without, with) of the best trials; exp2_fma's 0 means any share."""
     best: dict[tuple[str, bool], float] = {}
@@ -85,6 +98,7 @@ DECODE = (
     ("overlap", {1}), ("evict_first", {1}), ("combine_groups", {4, 8, 16}), ("combine_early", {1}),
     ("min_split_tiles", {2, 4}), ("split_blocks", {2, 3, 4}), ("blocks_per_sm", {2, 3}),
     ("integer_max", {1}), ("rescale_threshold", {8}), ("q_panels", {1}),
+    ("split_cluster", {2}), ("column_blocks", {2}),
 )  # fmt: skip
 
 
@@ -147,9 +161,16 @@ def main() -> None:
             ahead = sum(r > 1 for r, *_ in rows)
             texts = [f"{r:.3f} {c} ({x:.1f} -> {y:.1f})" for r, c, x, y in (max(rows), min(rows))]
             print(f"{name} in {sorted(chosen)} | {len(rows)} | {ahead} | {texts[0]} | {texts[1]}")
+    print("packed heads, batch and cell | ratio (TFLOP/s of the best without -> with)")
+    for where, (without, with_them) in sorted(packed().items()):
+        print(f"{where} | {with_them / without:.3f} ({without:.0f} -> {with_them:.0f})")
+    for mask in ("causal", "full"):
+        ratios = [b / a for where, (a, b) in packed().items() if f" {mask} " in where]
+        mean = statistics.geometric_mean(ratios)
+        print(f"all {mask} | {len(ratios)} | {mean:.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
     print("mma_sync over FlashAttention-2 | cells | geometric mean | lowest")
-    ratios = beside_fa2()
-    both = {"mha 64 and 128": ratios[64] + ratios[128], "mha 256": ratios[256]}
+    of_dims = beside_fa2()
+    both = {"mha 64 and 128": of_dims[64] + of_dims[128], "mha 256": of_dims[256]}
     for name, values in both.items():
         mean = statistics.geometric_mean(values)
         print(f"{name} | {len(values)} | {mean:.3f} | {min(values):.3f}")
